@@ -1,0 +1,1 @@
+"""One file per action grammar. The public entry is envs.actions; import from there."""
