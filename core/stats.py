@@ -1,0 +1,147 @@
+"""The small arithmetic of practice: what teaches, what it costs, how noisy a score is. Plain Python floats.
+
+Every function assumes that tries are independent unless it says otherwise. Wrong input is a ValueError, never a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def chance_of_no_surprise(surprise: float, steps: int) -> float:
+  """Chance that nothing unexpected happens on any of `steps` steps: (1 - s)^H (lesson chapter 0)."""
+  return (1.0 - _chance("surprise", surprise)) ** _whole("steps", steps, 0)
+
+
+def chance_of_a_pass(p: float, tries: int) -> float:
+  """Chance of at least one pass in `tries` tries: 1 - (1 - p)^k. What a task needs to survive "solved at least once"."""
+  return _not_all_fail(_chance("p", p), _whole("tries", tries, 0))
+
+
+def teaching_share(p: float, group_size: int, replay: bool = False) -> float:
+  """Share of groups that teach: at least one pass and one fail among G tries (lesson chapter 3).
+
+  1 - p^G - (1 - p)^G; with replay an all-fail group is rescued by a stored success, so 1 - p^G. The replay form takes it
+  that a success is in store: a task that was never passed (p = 0) has none.
+  """
+  p, size = _chance("p", p), _whole("group_size", group_size, 1)
+  return max(0.0, (1.0 if replay else _not_all_fail(p, size)) - p**size)
+
+
+def episodes_per_teaching_group(p: float, group_size: int, replay: bool = False) -> float:
+  """Episodes spent for one group that teaches: G / share (lesson chapter 3); infinite where no group ever teaches."""
+  share = teaching_share(p, group_size, replay)
+  return group_size / share if share > 0 else math.inf
+
+
+def counting_noise(p: float, n: int) -> float:
+  """Standard error, in points, of a score p (a fraction) measured on n tasks: 100 sqrt(p (1 - p) / n) (lesson chapter 7).
+
+  0 at p = 0 and p = 1, where this formula knows no better: say so next to such a score.
+  """
+  p = _chance("p", p)
+  return 100.0 * math.sqrt(p * (1.0 - p) / _whole("n", n, 1))
+
+
+def clustered_noise(passes_by_task: Mapping[object, Sequence[float]] | Iterable[Sequence[float]]) -> float:
+  """Standard error, in points, of the mean over all tries when tries at one task go together.
+
+  passes_by_task: one sequence of passes (1) and fails (0) per task, as a list or by task id; lengths may differ. Residuals
+  are added inside each task before they are squared: 100 sqrt(sum_t (sum_i (x_ti - mean))^2) / n, the clustered error of
+  Miller 2024 (arXiv 2411.00640). With one try per task it is `counting_noise`; repeating the same tasks cannot push it
+  below the spread between tasks. Infinite with a single task: nothing is known about others.
+  """
+  groups = passes_by_task.values() if isinstance(passes_by_task, Mapping) else passes_by_task
+  tasks = [[_chance("a pass", float(x)) for x in tries] for tries in groups]
+  tasks = [tries for tries in tasks if tries]
+  n = sum(len(tries) for tries in tasks)
+  if n == 0:
+    raise ValueError("passes_by_task holds no tries: there is no score, so there is no noise")
+  if len(tasks) == 1:
+    return math.inf
+  mean = math.fsum(x for tries in tasks for x in tries) / n
+  return 100.0 * math.sqrt(math.fsum(math.fsum(x - mean for x in tries) ** 2 for tries in tasks)) / n
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+  """Unbiased chance that k tries hold at least one pass, from c passes in n tries: 1 - C(n - c, k) / C(n, k).
+
+  Codex, arXiv 2107.03374, eq 1. The naive 1 - (1 - c/n)^k is too low.
+  """
+  n, c, k = _whole("n", n, 1), _whole("c", c, 0), _whole("k", k, 1)
+  if c > n or k > n:
+    raise ValueError(f"pass_at_k got n={n}, c={c}, k={k}: passes c and tries k can be at most n")
+  return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def grader_factor(error_rate: float) -> float:
+  """What a grader with symmetric error rate q leaves of a real improvement: 1 - 2q (lesson chapter 6). Below 0 past q = 0.5."""
+  return 1.0 - 2.0 * _chance("error_rate", error_rate)
+
+
+def measured_success(true_share: float, false_pass_rate: float, false_fail_rate: float | None = None) -> float:
+  """The score a grader reports when `true_share` of the episodes truly succeed (lesson chapter 6).
+
+  true (1 - false_fail) + (1 - true) false_pass. With one rate q for both errors it is q + (1 - 2q) true.
+  """
+  true = _chance("true_share", true_share)
+  false_pass = _chance("false_pass_rate", false_pass_rate)
+  false_fail = false_pass if false_fail_rate is None else _chance("false_fail_rate", false_fail_rate)
+  return true * (1.0 - false_fail) + (1.0 - true) * false_pass
+
+
+def choice_entropy(probabilities: Iterable[float]) -> float:
+  """Entropy of one choice in nats: -sum p ln p, with 0 ln 0 = 0 (lesson chapter 5). The chances must add up to 1."""
+  chances = [_chance("a probability", p) for p in probabilities]
+  if not math.isclose(math.fsum(chances), 1.0, abs_tol=1e-6):
+    raise ValueError(f"the probabilities add up to {math.fsum(chances):g}, wanted 1")
+  return math.fsum(-p * math.log(p) for p in chances if p > 0)
+
+
+def updates_to_lift(p0: float, p1: float, band: float) -> int:
+  """Updates to lift a chance from p0 to p1 if every one hits the top of the clip band: ceil(ln(p1/p0) / ln(1 + band))."""
+  if not 0.0 < p0 <= p1 <= 1.0:
+    raise ValueError(f"updates_to_lift got p0={p0}, p1={p1}: wanted 0 < p0 <= p1 <= 1")
+  if not band > 0.0:
+    raise ValueError(f"band is {band}, wanted a number above 0")
+  return math.ceil(round(math.log(p1 / p0) / math.log1p(band), 9))  # rounded: 0.5 -> 0.6 at 0.2 is one update, not two
+
+
+def perplexity(token_logps: Sequence[float]) -> float:
+  """exp(-mean log-probability) of an action's tokens: 1 over their geometric mean; 1 = not surprised at all (chapter 3)."""
+  logps = [float(x) for x in token_logps]
+  if not logps or not all(x <= 0.0 for x in logps):
+    raise ValueError(f"perplexity wants at least one log-probability, none above 0, got {logps[:5]}")
+  return math.exp(-math.fsum(logps) / len(logps))
+
+
+def points_gained(before: float, after: float) -> tuple[float, float]:
+  """(points, percent relative) between two scores given in percent (lesson chapter 7). Prefer points."""
+  if not before > 0.0:
+    raise ValueError(f"before is {before}: a relative gain needs a start above 0")
+  return after - before, 100.0 * (after - before) / before
+
+
+def task_worth(n: int) -> float:
+  """One task's worth in points on a test set of n tasks: 100 / n (lesson chapter 7)."""
+  return 100.0 / _whole("n", n, 1)
+
+
+def _not_all_fail(p: float, tries: int) -> float:
+  """1 - (1 - p)^k, exact for tiny p too: written as 1 - (1 - p) it would round a p of 1e-18 to no chance at all."""
+  return float(tries > 0) if p == 1.0 else -math.expm1(tries * math.log1p(-p))
+
+
+def _chance(name: str, value: float) -> float:
+  if not 0.0 <= value <= 1.0:  # NaN fails too
+    raise ValueError(f"{name} is {value}, wanted a fraction from 0 to 1")
+  return float(value)
+
+
+def _whole(name: str, value: int, least: int) -> int:
+  number = operator.index(value)
+  if number < least:
+    raise ValueError(f"{name} is {number}, wanted at least {least}")
+  return number
