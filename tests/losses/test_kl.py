@@ -1,0 +1,98 @@
+"""KL estimates. Numbers from the lesson (chapter 5) or by hand; each test says which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from losses.kl import KINDS, kl_estimate
+from losses.reduce import token_mean
+
+Q = np.array([0.8, 0.5, 1.0])  # reference chance / current chance
+LOGP = np.full(3, -1.0)
+REF = LOGP + np.log(Q)
+
+
+def slopes(kind, ref=REF):
+  return np.asarray(jax.grad(lambda n: kl_estimate(n, ref, kind).sum())(jnp.array(LOGP)))
+
+
+def test_chapter5_k3():
+  estimate = kl_estimate(LOGP, REF)
+  np.testing.assert_allclose(estimate, [0.023, 0.193, 0.0], atol=5e-4)
+  np.testing.assert_allclose(0.04 * estimate, [0.0009, 0.0077, 0.0], atol=5e-5)
+
+
+def test_kinds_by_hand():
+  # d = ln q: -0.22314, -0.69315, 0
+  np.testing.assert_allclose(kl_estimate(LOGP, REF, "k1"), [0.22314, 0.69315, 0], atol=1e-5)
+  np.testing.assert_allclose(kl_estimate(LOGP, -LOGP * 0 - 0.5, "k1"), [-0.5] * 3, atol=1e-6)  # may be negative
+  np.testing.assert_allclose(kl_estimate(LOGP, LOGP + 0.5, "abs"), [0.5] * 3, atol=1e-6)
+  np.testing.assert_allclose(kl_estimate(LOGP, REF, "k2"), [0.02490, 0.24023, 0], atol=1e-5)
+  np.testing.assert_allclose(kl_estimate(LOGP, REF, "k3+"), kl_estimate(LOGP, REF, "k3"), atol=0)
+
+
+def test_gradients_by_hand():
+  # into log pi: k1: 1; k2: -d; k3: 1 - q; k3+ has k3's value and k2's gradient
+  np.testing.assert_allclose(slopes("k1"), [1, 1, 1], atol=1e-6)
+  np.testing.assert_allclose(slopes("k2"), [0.22314, 0.69315, 0], atol=1e-5)
+  np.testing.assert_allclose(slopes("k3"), [0.2, 0.5, 0], atol=1e-5)
+  np.testing.assert_allclose(slopes("k3+"), [0.22314, 0.69315, 0], atol=1e-5)
+
+
+def test_expected_gradient_of_k2_is_the_kls_and_that_of_k3_is_not():
+  # two actions, exact expectations under pi: d KL / d logits against sum_a pi(a) d estimate / d logits
+  logits, ref = jnp.array([1.0, 0.0]), jnp.array([-1.0, 0.0])
+  logp = lambda x: jax.nn.log_softmax(x)
+  exact = jax.grad(lambda x: jnp.sum(jnp.exp(logp(x)) * (logp(x) - logp(ref))))(logits)
+  weight = jnp.exp(logp(logits))
+  of = lambda kind: jax.grad(lambda x: jnp.sum(weight * kl_estimate(logp(x), logp(ref), kind)))(logits)
+  np.testing.assert_allclose(of("k2"), exact, atol=1e-6)
+  np.testing.assert_allclose(of("k3+"), exact, atol=1e-6)
+  assert np.abs(of("k3") - exact).max() > 0.05
+
+
+def test_k3_is_never_negative_and_exact_for_tiny_drift():
+  drift = np.linspace(-3, 3, 101).astype(np.float32)
+  assert float(kl_estimate(np.full(101, -4.0), drift - 4, "k3").min()) >= 0
+  # by hand: d = 2^-10: d^2 / 2 + d^3 / 6 = 4.76992e-7; q - 1 - ln q in plain float32 is off by more than a tenth of it
+  assert float(kl_estimate(np.array([-1.0]), np.array([-1.0 + 2**-10]))[0]) == pytest.approx(4.76992e-7, rel=1e-2)
+
+
+def test_reference_gets_no_gradient():
+  for kind in KINDS:
+    assert jax.grad(lambda r, k=kind: kl_estimate(jnp.array(LOGP), r, k).sum())(jnp.array(REF)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_far_off_token_overflows_neither_value_nor_gradient(kind):
+  far = np.array([200.0, -200.0, 0.0])
+  assert np.all(np.isfinite(kl_estimate(LOGP, LOGP + far, kind)))
+  assert np.all(np.isfinite(slopes(kind, LOGP + far)))
+
+
+@pytest.mark.parametrize("poison", [np.nan, 1e30, -np.inf, np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_poison_at_masked_places(kind, poison):
+  mask = np.array([1, 1, 0])
+  loss = lambda n, r: token_mean(kl_estimate(n, r, kind), mask).mean()
+  clean = jax.value_and_grad(loss)(jnp.array(LOGP), REF)
+  for n, r in ((poison, 0.0), (0.0, poison), (poison, poison), (poison, -poison)):
+    dirty = jax.value_and_grad(loss)(jnp.array([-1.0, -1.0, n]), np.array([*REF[:2], r]))
+    assert clean[0] == dirty[0] and np.array_equal(clean[1], dirty[1]) and dirty[1][2] == 0
+
+
+def test_jit_vmap_and_dtype():
+  rng = np.random.default_rng(0)
+  new, ref = rng.normal(size=(2, 5)), rng.normal(size=(2, 5))
+  for kind in KINDS:
+    batched = jax.jit(jax.vmap(lambda n, r, k=kind: kl_estimate(n, r, k)))(new, ref)
+    np.testing.assert_allclose(batched, np.stack([kl_estimate(n, r, kind) for n, r in zip(new, ref)]), rtol=1e-5, atol=1e-6)
+    assert kl_estimate(jnp.zeros(2, jnp.bfloat16), jnp.zeros(2, jnp.bfloat16), kind).dtype == jnp.float32
+
+
+def test_errors():
+  with pytest.raises(ValueError, match="k1, abs, k2, k3"):
+    kl_estimate(LOGP, REF, "low_var_kl")
+  with pytest.raises(ValueError, match="logp_N has length 3 but ref_logp_N has length 1"):
+    kl_estimate(LOGP, REF[:1])
