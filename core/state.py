@@ -19,7 +19,8 @@ class Batch:
   [E] arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
   version: as sampled. advantage: f32, the push. image_slot: row of the flat image features [M * tokens per image], -1
   = none. positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images
-  on the first axis, uint8. episode_valid: [E] bool, False for padding. num_episodes is static: the padded maximum.
+  on the first axis, uint8. episode_valid: [E] bool, False for padding. num_episodes is static: the padded maximum; row_actions, static: the most
+  action tokens that a row may hold, so that the head runs at those places only.
   """
 
   tokens: jax.Array
@@ -39,6 +40,7 @@ class Batch:
   old_value_logit: jax.Array | None = None
   return_: jax.Array | None = None
   num_episodes: int = flax.struct.field(pytree_node=False, default=0)
+  row_actions: int = flax.struct.field(pytree_node=False, default=0)
 
 
 @flax.struct.dataclass

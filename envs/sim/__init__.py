@@ -1,0 +1,85 @@
+"""Simulated computers: the embedded default of every config, and the fast stand-in for tests of everything above.
+
+`import envs.sim` registers `practice/Phone-v0` and `practice/Desktop-v0` with Gymnasium.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import ml_collections
+
+from core.schema import Episode, Task
+
+KINDS = ("sign_in", "rate_us", "notify")
+
+
+def defaults() -> ml_collections.ConfigDict:
+  return ml_collections.ConfigDict(
+    {
+      "popup_chance": 0.25,  # per step while none is open; demonstrations always use 0
+      "popup_most": 1,  # pop-ups an episode
+      "popup_kinds": KINDS,  # add "corner" for the kind whose way out copying never finds by chance
+      "practice_tasks": 256,  # start states practised, again and again
+      "in_domain_tasks": 32,  # of those, evaluated under new sampling keys
+      "held_out_tasks": 96,  # evaluated only, disjoint by construction
+    }
+  )
+
+
+def check(cfg: ml_collections.ConfigDict) -> None:
+  """Domains of the knobs; each failure one line, before any costly work."""
+  popups(cfg, 1.0)
+  if not 1 <= cfg.in_domain_tasks <= cfg.practice_tasks:
+    raise ValueError(f"env.in_domain_tasks is {cfg.in_domain_tasks}, wanted 1 to env.practice_tasks ({cfg.practice_tasks})")
+  if not 1 <= cfg.held_out_tasks <= 96:
+    raise ValueError(f"env.held_out_tasks is {cfg.held_out_tasks}, wanted 1 to 96")
+
+
+def popups(cfg: ml_collections.ConfigDict, scale: float):
+  """The pop-ups of practice (scale 1) or of demonstrations and clean evaluation (scale 0)."""
+  from envs.sim.popups import Popups
+
+  try:
+    return Popups(cfg.popup_chance * scale, cfg.popup_most, tuple(cfg.popup_kinds))
+  except ValueError as e:
+    raise ValueError("env." + str(e).replace("popup ", "popup_", 1)) from e
+
+
+def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False) -> gym.Env:
+  """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes."""
+  from envs.sim.base import SimEnv
+
+  return SimEnv(computer, popups(cfg, 0.0 if clean else 1.0))
+
+
+def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:
+  """The finite task lists: practice, in_domain (the first of those) and held_out."""
+  from envs.sim import tasks as lists
+
+  practice = lists.practice_tasks(computer, cfg.practice_tasks)
+  return {
+    "practice": practice,
+    "in_domain": practice[: cfg.in_domain_tasks],
+    "held_out": lists.held_out_tasks(computer, cfg.held_out_tasks),
+  }
+
+
+def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
+  """Scripted demonstrations: clean episodes that go right, in which no pop-up is ever seen, let alone closed."""
+  from envs.sim.base import play
+  from envs.sim.popups import Popups
+  from envs.sim.tasks import demonstration_tasks
+
+  return [play(computer, task, Popups()) for task in demonstration_tasks(computer, count, seed)]
+
+
+def vocabulary(computer: str) -> tuple[list[str], tuple[int, int]]:
+  """(pieces of text for a small tokenizer, screen size (W, H))."""
+  from envs.sim.tasks import MODULES
+
+  module = MODULES[computer]
+  return module.pieces(), (module.WIDTH, module.HEIGHT)
+
+
+for _name, _computer in (("Phone", "sim/phone"), ("Desktop", "sim/desktop")):
+  gym.register(f"practice/{_name}-v0", entry_point="envs.sim.base:SimEnv", kwargs={"computer": _computer})

@@ -1,0 +1,120 @@
+"""Composes a run's config from the defaults() of the modules that read them, plus the loop's own knobs. Locked at the end."""
+
+from __future__ import annotations
+
+import os
+
+import ml_collections
+
+from core.find import find
+
+
+def loop_defaults() -> ml_collections.ConfigDict:
+  """The knobs that train.py itself reads."""
+  return ml_collections.ConfigDict(
+    {
+      "copy": {
+        "path": "",  # trajectory records (JSON lines) to copy; empty = the simulator's scripted demonstrations
+        "demonstrations": 1500,  # scripted episodes
+        "updates": 1000,
+        "batch": 128,  # steps a batch
+        "lr": 3e-3,
+        "warmup": 60,
+        "weight_decay": 0.01,
+      },
+      "practice": {
+        "updates": 40,
+        "groups": 12,  # teaching groups an update
+        "rounds": 2,  # at most so many rounds of sampling to find them
+        "max_age": 2,  # episodes older than this many versions are dropped when they would be trained on
+        "temperature": 1.0,  # sampling and scoring alike
+        "lr": 5e-4,
+        "warmup": 5,  # optimiser steps
+        "weight_decay": 0.0,
+        "leash": 0.2,  # weight of a copying term on demonstrations beside the policy loss; 0 = off
+        "leash_batch": 64,
+        "clip_norm": 1.0,
+        "max_skipped": 3,  # stop after so many non-finite optimiser steps in a row
+        "slots": 64,  # environments
+      },
+      "pack": {"row_tokens": 0},  # tokens a packed row; 0 = the longest record the policy can have
+      "eval": {"tries": 4, "every": 10, "tries_during": 1},
+      "save": {"every": 10, "copy_every": 250, "keep": 2},
+      "log": {"episodes": 4},  # sample episodes shown in TensorBoard at each evaluation
+    }
+  )
+
+
+def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
+  """A full config: agent's defaults, the environment's, the policy's and the loop's."""
+  cfg = ml_collections.ConfigDict({"name": name, "seed": 0, "compile_cache": "~/.cache/practice/jax"})
+  cfg.agent = find("agents", agent, having="make").defaults()
+  cfg.env = find("envs", computer.split("/")[0]).defaults()
+  cfg.env.update({"computer": computer})
+  cfg.env.image = ""  # a QEMU disk image (osworld) or an adb serial (android); empty = the simulated computer
+  cfg.policy = ml_collections.ConfigDict({"name": "tiny", "checkpoint": ""})
+  cfg.policy.tiny = find("models", "tiny").defaults()
+  cfg.update(loop_defaults())
+  return cfg
+
+
+def smoke(cfg: ml_collections.ConfigDict) -> None:
+  """Cut down so that CI sees the whole loop, and real learning, in about two minutes."""
+  cfg.copy.update({"demonstrations": 1000, "updates": 700})
+  cfg.practice.updates = 10
+  cfg.eval.update({"tries": 2, "every": 5})
+  cfg.save.update({"every": 5, "copy_every": 300})
+
+
+def lock(cfg: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  cfg.lock()
+  return cfg
+
+
+def check(cfg) -> None:
+  """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
+  p, c = cfg.practice, cfg.copy
+  wanted = {
+    "seed": (cfg.seed, cfg.seed >= 0, "0 or more"),
+    "copy.demonstrations": (c.demonstrations, c.demonstrations >= 1, "1 or more episodes"),
+    "copy.updates": (c.updates, c.updates >= 1, "1 or more"),
+    "copy.batch": (c.batch, c.batch >= 1, "1 or more steps"),
+    "copy.lr": (c.lr, 0 < c.lr < 1, "a number between 0 and 1"),
+    "practice.updates": (p.updates, p.updates >= 0, "0 or more"),
+    "practice.groups": (p.groups, p.groups >= 1, "1 or more groups an update"),
+    "practice.rounds": (p.rounds, p.rounds >= 1, "1 or more rounds of sampling"),
+    "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
+    "practice.temperature": (p.temperature, p.temperature == 1.0, "1.0: the ratio compares the distribution that was sampled"),
+    "practice.lr": (p.lr, 0 < p.lr < 1, "a number between 0 and 1"),
+    "practice.leash": (p.leash, p.leash >= 0, "0 (off) or more"),
+    "practice.slots": (p.slots, p.slots >= 1, "1 or more environments"),
+    "practice.max_skipped": (p.max_skipped, p.max_skipped >= 1, "1 or more"),
+    "eval.tries": (cfg.eval.tries, cfg.eval.tries >= 1, "1 or more episodes a task"),
+    "eval.every": (cfg.eval.every, cfg.eval.every >= 0, "0 (only at the end) or more updates"),
+    "save.every": (cfg.save.every, cfg.save.every >= 1, "1 or more updates"),
+    "save.copy_every": (cfg.save.copy_every, cfg.save.copy_every >= 1, "1 or more updates"),
+    "save.keep": (cfg.save.keep, cfg.save.keep >= 1, "1 or more checkpoints"),
+  }
+  for name, (got, good, want) in wanted.items():
+    if not good:
+      raise ValueError(f"{name} is {got}, wanted {want}")
+  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint), ("copy.path", c.path)):
+    if path and not os.path.exists(path):
+      raise ValueError(f"{name} is {path}: there is no such file or folder")
+  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint)):
+    if path:
+      raise ValueError(f"{name} is set, but this version has the embedded default only: leave it empty")
+
+
+def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
+  """Says in plain words what a run is, before anything costly."""
+  agent = cfg.agent
+  return "\n".join(
+    [
+      f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
+      f"environment: {cfg.env.computer}, simulated in this process (a real one, --config.env.image=..., is not built yet)",
+      "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
+      f"group of {agent.group_size}, {agent.spread} spread, eps {agent.eps}, band {agent.clip_low} / {agent.clip_high}, "
+      f"age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}",
+    ]
+  )

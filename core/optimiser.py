@@ -1,0 +1,32 @@
+"""The optimiser of a run, the check that stops a broken one, and the cache of compiled programs."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import optax
+
+
+def make_optimiser(knobs, clip_norm: float, steps: int | None):
+  """AdamW after a clip of the global norm. steps: cosine decay over so many, or None for constant after the warm-up."""
+  if steps is None:
+    schedule = optax.schedules.warmup_constant_schedule(0.0, knobs.lr, knobs.warmup)
+  else:
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, knobs.lr, min(knobs.warmup, steps), steps, 0.02 * knobs.lr)
+  adam = optax.adamw(schedule, b2=0.99, weight_decay=knobs.weight_decay)
+  return optax.chain(optax.clip_by_global_norm(clip_norm), adam), schedule
+
+
+def check_finite(out: dict, most: int) -> None:
+  """Stops for good after too many refused steps in a row: something is broken, and going on would not mend it."""
+  if int(out["skipped"]) >= most:
+    raise FloatingPointError(f"{int(out['skipped'])} optimiser steps in a row had a loss or gradient that is not finite: stopped")
+
+
+def use_compile_cache(directory: str) -> None:
+  """A second start takes its compiled programs from here. Empty = off."""
+  if directory:
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,29 @@
+"""What every environment of this project promises on top of Gymnasium's API.
+
+The action is the agent's text, the observation a Dict of screenshot (uint8 [H, W, 3]), goal and text. `reset` takes
+`options={"task": Task}`. `info` of every step holds: "action" (Action or Unreadable), "cause" (who ended the episode,
+"" while it goes on), "rewards" (named rewards at the end), "partial", "notes" (for instruments, never for the policy).
+Faults of the computer are raised as `envs.errors.InfraError`, never returned as a score.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from envs import actions
+
+
+def text_space(max_length: int = actions.MAX_CHARS) -> gym.spaces.Text:
+  """Text space with an explicit charset: Gymnasium's default has neither spaces nor parentheses."""
+  return gym.spaces.Text(max_length=max_length, min_length=0, charset=actions.CHARSET)
+
+
+def observation_space(width: int, height: int) -> gym.spaces.Dict:
+  return gym.spaces.Dict(
+    {
+      "screenshot": gym.spaces.Box(0, 255, (height, width, 3), np.uint8),
+      "goal": text_space(4096),
+      "text": text_space(65536),
+    }
+  )

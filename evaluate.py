@@ -1,0 +1,198 @@
+"""The frozen protocol: a policy on held-out and in-domain tasks, passes counted with their noise and every end accounted for.
+
+  python evaluate.py --workdir=runs/osworld                      the latest checkpoint on every protocol
+  python evaluate.py --workdir=runs/osworld --tries=8 --step=30
+
+Writes eval/<version>-<protocol>.json in the workdir. Exit code 0, or 1 when nothing could be scored.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from absl import app, flags
+
+from core import stats
+from core.find import find
+from core.schema import Episode, Task
+from core.screens import write_atomic
+from core.state import Weights
+from models.base import Policy
+from rollout.sampler import Sampler
+from rollout.turn import Try, collect
+
+BUCKETS = (16, 64)
+
+
+class Protocol(NamedTuple):
+  """What is held fixed. tasks: a list's name; clean: no pop-ups; greedy: temperature 0 instead of 1."""
+
+  name: str
+  tasks: str
+  clean: bool = False
+  greedy: bool = False
+
+
+HELD_OUT = Protocol("held_out", "held_out")
+HELD_OUT_GREEDY = Protocol("held_out_greedy", "held_out", greedy=True)
+CLEAN = Protocol("clean", "held_out", clean=True)
+CLEAN_GREEDY = Protocol("clean_greedy", "held_out", clean=True, greedy=True)
+IN_DOMAIN = Protocol("in_domain", "in_domain")
+PROTOCOLS = (HELD_OUT, HELD_OUT_GREEDY, CLEAN, CLEAN_GREEDY, IN_DOMAIN)
+
+
+@dataclasses.dataclass
+class Score:
+  """One protocol's result. success = passes / attempted (errors count as not passed and are shown); noise_points: standard
+  error in points, clustered by task; finished: episodes that could be scored."""
+
+  protocol: str
+  version: int
+  passes: int
+  attempted: int
+  finished: int
+  n_tasks: int
+  success: float
+  success_finished: float | None
+  noise_points: float
+  unreadable: float
+  ended_by: dict[str, int]
+  errors: dict[str, int]
+  by_popup: dict[str, list[int]]
+  entropy_popup: float | None
+  entropy_plain: float | None
+  step_limit: int
+  task_list: str
+
+  def line(self) -> str:
+    errors = f", {sum(self.errors.values())} errors" if self.errors else ""
+    return (f"{self.protocol:16} {100 * self.success:5.1f}% +- {self.noise_points:.1f} points "
+            f"({self.passes} of {self.attempted} episodes, {self.n_tasks} tasks, {self.step_limit} steps{errors})")  # fmt: skip
+
+
+class World(NamedTuple):
+  """What a config fixes besides the parameters: the policy, the task lists and how to make an environment."""
+
+  policy: Policy
+  screen_shape: tuple[int, int, int]
+  tasks: dict[str, list[Task]]
+  make_env: Any  # make_env(clean=False) -> environment
+  demonstrations: Any  # demonstrations(count, seed) -> episodes
+
+
+def build(cfg: ml_collections.ConfigDict) -> World:
+  """The parts a config names, all sizes checked, nothing started."""
+  computer = cfg.env.computer
+  suite = find("envs", computer.split("/")[0], having="make")
+  suite.check(cfg.env)
+  pieces, size = suite.vocabulary(computer)
+  policy = find("models", cfg.policy.name, having="make").make(cfg.policy[cfg.policy.name], pieces, size)
+  return World(
+    policy=policy,
+    screen_shape=(size[1], size[0], 3),
+    tasks=suite.task_lists(computer, cfg.env),
+    make_env=lambda clean=False: suite.make(computer, cfg.env, clean),
+    demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed),
+  )
+
+
+def task_list_hash(tasks: list[Task]) -> str:
+  """Names a task list: two scores compare only where these are equal."""
+  import hashlib
+
+  return hashlib.sha1("\n".join(t.id for t in tasks).encode()).hexdigest()[:12]
+
+
+def run(world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None) -> list[Episode]:
+  """`tries` episodes of every task of the protocol, under keys that no training run uses."""
+  tasks = world.tasks[protocol.tasks]
+  tries = 1 if protocol.greedy else tries  # a greedy try repeated is the same try
+  sampler = Sampler(world.policy, BUCKETS, 0.0 if protocol.greedy else 1.0)
+  sampler.load(weights)
+  envs = [world.make_env(protocol.clean) for _ in range(min(slots, len(tasks) * tries))]
+  mark = sum(protocol.name.encode())
+  key = lambda t, k: np.random.SeedSequence([seed, 0xE7A1, mark, t, k]).generate_state(2, np.uint32)
+  plan = [Try(task, f"eval-{protocol.name}-{i}", k, key(i, k)) for i, task in enumerate(tasks) for k in range(tries)]
+  return list(collect(sampler, envs, plan, world.policy, clock))
+
+
+def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list[Task]) -> Score:
+  """Counts passes over everything attempted. No episodes is no result, never 0%."""
+  if not episodes:
+    raise ValueError(f"{protocol.name}: no episode was attempted, so there is no score")
+  finished = [e for e in episodes if e.scored]
+  passes = sum(e.success for e in episodes)
+  by_task: dict[str, list[float]] = collections.defaultdict(list)
+  by_popup: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+  for e in episodes:
+    by_task[e.task_id].append(float(e.success))
+    kind = by_popup[e.notes.get("popup", "").split("/")[0] or "none"]
+    kind[0] += e.success
+    kind[1] += 1
+  entropy = {flag: [s.notes["entropy"] for e in finished for s in e.steps if bool(s.notes.get("popup")) == flag] for flag in (True, False)}
+  mean = lambda x: float(np.mean(x)) if x else None
+  return Score(
+    protocol=protocol.name, version=version, passes=passes, attempted=len(episodes), finished=len(finished), n_tasks=len(by_task),
+    success=passes / len(episodes), success_finished=passes / len(finished) if finished else None,
+    noise_points=stats.clustered_noise(list(by_task.values())),
+    unreadable=sum(e.end_cause == "unreadable" for e in finished) / max(len(finished), 1),
+    ended_by=dict(collections.Counter(e.end_cause for e in finished)),
+    errors=dict(collections.Counter(e.end_cause for e in episodes if not e.scored)), by_popup=dict(sorted(by_popup.items())),
+    entropy_popup=mean(entropy[True]), entropy_plain=mean(entropy[False]), step_limit=tasks[0].limits.steps,
+    task_list=task_list_hash(tasks),
+  )  # fmt: skip
+
+
+def save(workdir: pathlib.Path, result: Score) -> None:
+  path = workdir / "eval" / f"{result.version}-{result.protocol}.json"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomic(path, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
+
+
+def main(argv: list[str]) -> int:
+  del argv
+  from core.checkpoint import Checkpointer
+
+  workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
+  if not (workdir / "config.json").is_file():
+    raise ValueError(f"--workdir={workdir} holds no config.json: give the folder of a run that train.py made")
+  cfg = ml_collections.ConfigDict(json.loads((workdir / "config.json").read_text())["config"])
+  world = build(cfg)
+  with Checkpointer(workdir / "checkpoints") as checkpoints:
+    target = {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}
+    tree, host, step = checkpoints.restore(target, FLAGS.step if FLAGS.step >= 0 else None, partial=True)
+  print(f"{workdir}: checkpoint {step} ({host['phase']}, policy version {host['version']})", flush=True)
+  wanted = [p for p in PROTOCOLS if not FLAGS.protocols or p.name in FLAGS.protocols]
+  if not wanted:
+    raise ValueError(f"--protocols={','.join(FLAGS.protocols)}: wanted some of {', '.join(p.name for p in PROTOCOLS)}")
+  scored = 0
+  for protocol in wanted:
+    episodes = run(world, Weights(tree["params"], host["version"]), protocol, FLAGS.tries, cfg.seed + FLAGS.seed, cfg.practice.slots)
+    result = score(episodes, protocol, host["version"], world.tasks[protocol.tasks])
+    save(workdir, result)
+    scored += result.finished
+    print(result.line(), "ended by", result.ended_by, flush=True)
+  return 0 if scored else 1
+
+
+FLAGS = flags.FLAGS
+
+if __name__ == "__main__":
+  flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
+  flags.DEFINE_integer("tries", 4, "Episodes per task at temperature 1.0.", lower_bound=1)
+  flags.DEFINE_integer("step", -1, "Which checkpoint; -1 = the latest.")
+  flags.DEFINE_integer("seed", 0, "Shifts the sampling keys: other seeds measure the same policy again.", lower_bound=0)
+  flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
+  try:
+    app.run(main)
+  except ValueError as error:
+    sys.exit(f"evaluate.py: {error}")

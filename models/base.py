@@ -1,0 +1,70 @@
+"""The interface of a policy: what rollout/ and train.py may ask of a model, whichever file it lives in.
+
+A model file `models/NAME.py` offers
+  defaults() -> ml_collections.ConfigDict          knobs, once
+  make(cfg, **what the environment fixes) -> Policy
+and a Policy is this record. Forward functions are pure; `params` is a nested dict under checkpoint names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back. `encode` never fails on text it was not made for; `decode(encode(t)) == t`."""
+
+  vocab_size: int
+  eos_id: int
+  pad_id: int
+  image_id: int
+
+  def encode(self, text: str) -> list[int]: ...
+
+  def decode(self, ids) -> str: ...
+
+
+class Prompt(NamedTuple):
+  """What the policy sees before it writes. tokens i32 [T]; positions i32 [P, T]; image_place i32 [M], first index of each
+  image's placeholders; images: uint8, what `encode_images` takes, one per image; next_position: of the first action token.
+  """
+
+  tokens: np.ndarray
+  positions: np.ndarray
+  image_place: np.ndarray
+  images: np.ndarray
+  next_position: int
+
+
+class Policy(NamedTuple):
+  """A policy model as a record of pure functions.
+
+  init(key) -> params
+  prompt(goal, screens, text) -> Prompt: host side, numpy; screens are uint8 [H, W, 3], the last k of them.
+  positions(record) -> i32 [P, T] of a stored token record; image(screen) -> uint8, one screenshot as the encoder takes it.
+  encode_images(params, images u8 [M, ...]) -> features [M * tokens_per_image, D]
+  forward(params, tokens [B, L], positions [P, B, L], segment_ids [B, L], features, image_slot [B, L]) -> hidden [B, L, D]
+  token_logprobs(params, hidden, tokens, mask, most) -> (logp, entropy), each f32 [B, L]; entry t scores token t from hidden t-1
+  init_cache(batch, size) -> cache; prefill(params, tokens, positions, valid, features, image_slot, cache) -> (hidden, cache)
+  decode_step(params, token [B], position [B], cache) -> (hidden [B, D], cache); logits(params, hidden) -> f32 [..., V]
+  """
+
+  name: str
+  tokenizer: Any
+  tokens_per_image: int
+  max_prompt: int
+  max_action: int
+  init: Callable
+  prompt: Callable
+  positions: Callable
+  image: Callable
+  encode_images: Callable
+  forward: Callable
+  token_logprobs: Callable
+  init_cache: Callable
+  prefill: Callable
+  decode_step: Callable
+  logits: Callable

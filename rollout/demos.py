@@ -1,0 +1,36 @@
+"""Demonstrations as token records: what supervised fine-tuning copies. The only place where agent text is tokenised."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.pack import PackItem, episode_items
+from core.schema import Credit, Episode
+from models.base import Policy
+from rollout.sampler import Sampled
+from rollout.turn import make_record
+
+
+def with_records(episode: Episode, policy: Policy) -> Episode:
+  """Gives a demonstration its token records, in the contexts the policy would have seen. Log-probabilities are 0: nobody
+  sampled these tokens, so they serve copying only."""
+  for h, step in enumerate(episode.steps):
+    ids = policy.tokenizer.encode(step.text) + [policy.tokenizer.eos_id]
+    if len(ids) > policy.max_action:
+      raise ValueError(
+        f"demonstration {episode.task_id} step {h + 1}: {step.text[:60]!r} has {len(ids)} tokens, the policy writes at most "
+        f"{policy.max_action} a step: raise policy.{policy.name}.max_action"
+      )
+    nothing = np.zeros(len(ids), np.float32)
+    sampled = Sampled(np.array(ids, np.int32), nothing, nothing, -1)
+    episode.records.append(make_record(policy.prompt(episode.goal, [step.screen.pixels], ""), sampled, h))
+  return episode
+
+
+def items(episodes: list[Episode], policy: Policy) -> list[PackItem]:
+  """Every step of every demonstration, ready to be packed."""
+  out = []
+  for episode in episodes:
+    credit = Credit.uniform(0.0, len(episode.steps))
+    out += episode_items(with_records(episode, policy), credit, credit.keep, policy.positions, policy.image)
+  return out

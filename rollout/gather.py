@@ -1,0 +1,62 @@
+"""Rounds of sampling until enough groups teach: the one place where episodes are dropped, each with its cause."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from core.schema import Episode, Group, Task
+from rollout.queue import GroupQueue
+from rollout.replay import Replay
+from rollout.sampler import Sampler
+from rollout.turn import Try, collect
+
+
+@dataclasses.dataclass
+class Gathered:
+  """What an update has to learn from, and what became of the rest."""
+
+  kept: list[Group] = dataclasses.field(default_factory=list)
+  groups: list[Group] = dataclasses.field(default_factory=list)  # every fresh group, before selection
+  episodes: list[Episode] = dataclasses.field(default_factory=list)  # every fresh episode
+  dropped: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # episodes by cause
+  swapped: int = 0  # stored successes put into all-fail groups
+  stopped: str = "rounds"  # "full": enough groups teach; "rounds": the cap on rounds came first
+
+
+def gather(
+  sampler: Sampler, envs: list, queue: GroupQueue, replay: Replay, select: Callable, next_task: Callable[[], Task],
+  key: Callable[..., np.ndarray], rng: np.random.Generator, *, update: int, version: int, groups: int, rounds: int,
+  group_size: int, max_age: int, clock: Callable,
+) -> Gathered:  # fmt: skip
+  """Samples groups of tries until `groups` of them teach, in at most `rounds` rounds. Lesson chapter 3, fixes 2 and 3.
+
+  next_task(): the next task to try; key(update, round, group, try): each try's own sampling key. Age is checked here, as
+  the groups are taken to be trained on. A new success is stored after the swap, so that none rescues its own group.
+  """
+  out = Gathered()
+  for round_ in range(rounds):
+    tries = []
+    for j in range(groups - len(out.kept)):
+      task, name = next_task(), f"u{update}-r{round_}-g{j}"
+      queue.open(name, task.id, group_size)
+      tries += [Try(task, name, k, key(update, round_, j, k)) for k in range(group_size)]
+    for episode in collect(sampler, envs, tries, sampler.policy, clock):
+      queue.add(episode)
+      out.episodes.append(episode)
+    fresh, old = queue.take(version, max_age)
+    kept, dropped, swapped = select(fresh, replay, rng)
+    for episode in (e for group in fresh for e in group.episodes):
+      replay.add(episode)
+    queue.ledger.dropped.update(dropped)
+    out.dropped.update(dropped | {"age": old})
+    out.kept, out.groups, out.swapped = out.kept + kept, out.groups + fresh, out.swapped + swapped
+    if len(out.kept) >= groups:
+      out.stopped = "full"
+      break
+  queue.ledger.trained += sum(not e.replayed for group in out.kept for e in group.episodes)
+  queue.ledger.check(in_flight=len(queue))
+  return out

@@ -1,0 +1,80 @@
+"""Finished episodes on their way to the learner: groups complete as their tries do, and every episode is accounted for.
+
+The conservation law, checked at every update: started = trained + dropped (by cause) + in flight.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from core.schema import Episode, Group
+
+
+class Ledger:
+  """Counts episodes from start to end. `check` raises if one was lost or counted twice."""
+
+  def __init__(self):
+    self.started = 0
+    self.trained = 0
+    self.dropped: collections.Counter[str] = collections.Counter()
+
+  @property
+  def in_flight(self) -> int:
+    return self.started - self.trained - sum(self.dropped.values())
+
+  def check(self, in_flight: int) -> None:
+    if self.in_flight != in_flight:
+      raise RuntimeError(
+        f"episodes do not add up: {self.started} started, {self.trained} trained, dropped {dict(self.dropped)}, "
+        f"so {self.in_flight} in flight, but {in_flight} are"
+      )
+
+  def state(self) -> dict:
+    return {"started": self.started, "trained": self.trained, "dropped": dict(self.dropped)}
+
+  def restore(self, state: dict) -> None:
+    self.started, self.trained, self.dropped = state["started"], state["trained"], collections.Counter(state["dropped"])
+
+
+class GroupQueue:
+  """Groups in the making. `open` announces one, `add` files an episode, `take` hands over the complete ones, oldest first."""
+
+  def __init__(self, ledger: Ledger):
+    self.ledger = ledger
+    self._open: dict[str, tuple[str, int, list[Episode]]] = {}
+    self._complete: list[Group] = []
+
+  def __len__(self) -> int:
+    """Episodes that are started and neither trained nor dropped."""
+    return sum(size for _, size, _ in self._open.values()) + sum(len(g.episodes) for g in self._complete)
+
+  def open(self, group: str, task_id: str, size: int) -> None:
+    if group in self._open:
+      raise ValueError(f"group {group} is already open: group ids are unique")
+    self._open[group] = (task_id, size, [])
+    self.ledger.started += size
+
+  def add(self, episode: Episode) -> None:
+    """Files a finished episode. Nothing finished is ever lost; a stranger is refused."""
+    if episode.group not in self._open:
+      raise ValueError(f"episode of group {episode.group}, which is not open")
+    task_id, size, episodes = self._open[episode.group]
+    if any(e.try_index == episode.try_index for e in episodes):
+      raise ValueError(f"group {episode.group} already has try {episode.try_index}")
+    episodes.append(episode)
+    if len(episodes) == size:
+      del self._open[episode.group]
+      self._complete.append(Group(episode.group, task_id, sorted(episodes, key=lambda e: e.try_index)))
+
+  def take(self, version: int, max_age: int) -> tuple[list[Group], int]:
+    """(complete groups, episodes dropped for age). Age is the trainer's version minus the oldest version in the episode,
+    measured now, when it is about to be trained on; age > max_age is dropped, age == max_age is kept."""
+    groups, old = [], 0
+    for group in self._complete:
+      fresh = [e for e in group.episodes if not e.records or version - e.oldest_version <= max_age]
+      old += len(group.episodes) - len(fresh)
+      groups.append(Group(group.id, group.task_id, fresh))
+    if old:
+      self.ledger.dropped["age"] += old
+    self._complete = []
+    return [g for g in groups if g.episodes], old
