@@ -42,7 +42,8 @@ from rollout.gather import gather
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
 from rollout.sampler import Sampler
-from rollout.store import EpisodeStore, read_trajectories
+from rollout.store import EpisodeStore
+from rollout.trajectories import read_trajectories
 
 EXIT_STOPPED = 75
 
@@ -278,7 +279,7 @@ def practice(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSt
         "rate/compiles": float(run.compiles.take()),
       }
       progress.line(host["done"], success=curves.get("reward/success", 0.0), all_equal=1 - curves.get("groups/mixed", 0.0),
-                    entropy=curves.get("policy/entropy", 0.0), episodes_a_minute=curves["rate/episodes_per_minute"], note=got.stopped)  # fmt: skip
+                    entropy=curves.get("policy/entropy"), episodes_a_minute=curves["rate/episodes_per_minute"], note=got.stopped)  # fmt: skip
       if cfg.eval.every and host["done"] % cfg.eval.every == 0 and host["done"] < knobs.updates:
         curves["eval/held_out"] = run.evaluate(state.params, evaluate.HELD_OUT, cfg.eval.tries_during, "practising").success
         for i, episode in enumerate(run.samples[: cfg.log.episodes]):
@@ -329,6 +330,8 @@ def train(cfg, workdir: pathlib.Path) -> None:
       for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
         run.poll()
         run.evaluate(state.params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
+      with Checkpointer(workdir / "copied", keep=1) as copied:  # what tools.picture and comparisons start from
+        copied.save(0, {"params": state.params}, run.host, force=True)
       run.host.update({"phase": "practice", "done": 0})
       practice_optimiser, _ = make_optimiser(cfg.practice, cfg.practice.clip_norm, None)
       state = jax.jit(lambda params: TrainState.create(params, practice_optimiser))(state.params)

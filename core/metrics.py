@@ -305,14 +305,18 @@ class Progress:
     self._last = (done, clock())
     self._paces: deque[float] = deque(maxlen=10)  # seconds an update; old ones (the compiling ones) fall out
 
-  def line(self, done: int, **values: float | None) -> str:
-    """done: updates finished so far. values: what to show, in this order; None and NaN are left out."""
+  def line(self, done: int, **values: float | str | None) -> str:
+    """done: updates finished so far. values: what to show, in order; None, NaN and '' are left out, a text stands as it is."""
     now = self._clock()
     if done > self._last[0]:
       self._paces.append((now - self._last[1]) / (done - self._last[0]))
     self._last = (done, now)
     parts = [f"{self.name} {done}/{self.total}"]
-    parts += [self.FORMS.get(k, k + " {:.3g}").format(v) for k, v in values.items() if _finite(v) is not None]
+    for name, value in values.items():
+      if isinstance(value, str):
+        parts += [value] if value else []
+      elif _finite(value) is not None:
+        parts.append(self.FORMS.get(name, name + " {:.3g}").format(value))
     if self._paces:
       parts.append(f"{_clock_time(statistics.median(self._paces) * max(0, self.total - done))} left")
     text = "  ".join(parts)

@@ -13,7 +13,7 @@ def make_optimiser(knobs, clip_norm: float, steps: int | None):
   if steps is None:
     schedule = optax.schedules.warmup_constant_schedule(0.0, knobs.lr, knobs.warmup)
   else:
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, knobs.lr, min(knobs.warmup, steps), steps, 0.02 * knobs.lr)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, knobs.lr, min(knobs.warmup, steps // 2), steps, 0.02 * knobs.lr)
   adam = optax.adamw(schedule, b2=0.99, weight_decay=knobs.weight_decay)
   return optax.chain(optax.clip_by_global_norm(clip_norm), adam), schedule
 

@@ -28,14 +28,14 @@ def defaults() -> ml_collections.ConfigDict:
 
 def check(cfg: ml_collections.ConfigDict) -> None:
   """Domains of the knobs; each failure one line, before any costly work."""
-  popups(cfg, 1.0)
+  popup_rule(cfg, 1.0)
   if not 1 <= cfg.in_domain_tasks <= cfg.practice_tasks:
     raise ValueError(f"env.in_domain_tasks is {cfg.in_domain_tasks}, wanted 1 to env.practice_tasks ({cfg.practice_tasks})")
   if not 1 <= cfg.held_out_tasks <= 96:
     raise ValueError(f"env.held_out_tasks is {cfg.held_out_tasks}, wanted 1 to 96")
 
 
-def popups(cfg: ml_collections.ConfigDict, scale: float):
+def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
   """The pop-ups of practice (scale 1) or of demonstrations and clean evaluation (scale 0)."""
   from envs.sim.popups import Popups
 
@@ -49,7 +49,7 @@ def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False) -> 
   """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes."""
   from envs.sim.base import SimEnv
 
-  return SimEnv(computer, popups(cfg, 0.0 if clean else 1.0))
+  return SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0))
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:

@@ -305,7 +305,8 @@ def test_progress_line():
 def test_progress_leaves_out_what_is_not_known_and_forgets_the_slow_first_update():
   clock = Clock()
   p = Progress("copying", 100, out=lambda text: None, clock=clock)
-  assert p.line(0, success=None, entropy=float("nan")) == "copying 0/100"
+  assert p.line(0, success=None, entropy=float("nan"), note="") == "copying 0/100"
+  assert p.line(0, note="enough groups", loss=1) == "copying 0/100  enough groups  loss 1"
   clock.now += 600  # compiles
   p.line(1)
   for i in range(2, 5):

@@ -1,0 +1,53 @@
+# make train   copy, practise, show the gain (a virtual environment is made first)
+# make test    every test that needs no system package
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONFIG ?= configs/osworld.py
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: train test test-parity system test-real bench bench-learn picture clean
+
+train: .venv/train
+	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
+
+test: .venv/test
+	$(BIN)/python -m pytest -m "not parity and not real" $(ARGS)
+
+test-parity: .venv/parity
+	$(BIN)/python -m pytest -m parity $(ARGS)
+
+system:
+	@echo "nothing to install yet: no environment of this version needs a system package"
+
+test-real: .venv/test
+	$(BIN)/python -m pytest -m real $(ARGS) || test $$? -eq 5
+
+bench: .venv/train
+	$(BIN)/python -m benchmarks.embedded $(ARGS)
+
+bench-learn: .venv/train
+	$(BIN)/python -m benchmarks.learn $(ARGS)
+
+picture: .venv/train
+	$(BIN)/python -m tools.picture $(ARGS)
+
+.venv/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 11) else f"Python 3.11 is wanted, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/train: .venv/python requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/test: .venv/train requirements-test.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@
+
+.venv/parity: .venv/test requirements-parity.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-parity.txt
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache
