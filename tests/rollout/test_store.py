@@ -24,10 +24,32 @@ def episode(task="buy/cable", group="u3.g1", try_index=0, screens=(0, 1), succes
   step = np.array([0, 0] + [h for h in range(len(steps)) for _ in range(3)], np.int32)
   is_action = np.array([False, False] + [False, True, True] * len(steps))
   logp = np.where(is_action, -np.arange(n) / 3, 0).astype(np.float32)
-  record = TokenRecord(np.arange(10, 10 + n, dtype=np.int32), is_action, logp, np.where(is_action, 40 + step, -1).astype(np.int32), step,
-                       np.zeros(0, np.int32), np.zeros(0, np.int32))  # fmt: skip
-  e = Episode(task, group, try_index, 11, steps, End.TERMINATED, "agent", {"success": success, "length": -0.25}, [record],
-              goal="buy a cable", family="shop", checker="shop/1", partial=0.5, final_screen=screen(9), notes={"host": "h1"})  # fmt: skip
+  record = TokenRecord(
+    np.arange(10, 10 + n, dtype=np.int32),
+    is_action,
+    logp,
+    np.where(is_action, 40 + step, -1).astype(np.int32),
+    step,
+    np.zeros(0, np.int32),
+    np.zeros(0, np.int32),
+  )
+  e = Episode(
+    task,
+    group,
+    try_index,
+    11,
+    steps,
+    End.TERMINATED,
+    "agent",
+    {"success": success, "length": -0.25},
+    [record],
+    goal="buy a cable",
+    family="shop",
+    checker="shop/1",
+    partial=0.5,
+    final_screen=screen(9),
+    notes={"host": "h1"},
+  )
   for name, value in changes.items():
     setattr(e, name, value)
   return e
@@ -46,14 +68,33 @@ def store(tmp_path):
 def test_an_episode_comes_back_with_its_pictures(store):
   e = episode(advantage=1.5)
   back = store.load(store.add(e, 3))
-  for name in ("task_id", "group", "try_index", "seed", "end", "end_cause", "rewards", "goal", "family", "checker", "partial",
-               "advantage", "replayed", "notes"):  # fmt: skip
+  for name in (
+    "task_id",
+    "group",
+    "try_index",
+    "seed",
+    "end",
+    "end_cause",
+    "rewards",
+    "goal",
+    "family",
+    "checker",
+    "partial",
+    "advantage",
+    "replayed",
+    "notes",
+  ):
     assert getattr(back, name) == getattr(e, name), name
   assert back.end is End.TERMINATED and back.final_screen.ref == screen(9).ref and back.records == []
   for got, put in zip(back.steps, e.steps, strict=True):
     np.testing.assert_array_equal(got.screen.pixels, put.screen.pixels)
-    assert (got.text, got.action, got.agent_tokens, got.raw_point, got.point) == (put.text, put.action, put.agent_tokens, put.raw_point,
-                                                                                  put.point)  # fmt: skip
+    assert (got.text, got.action, got.agent_tokens, got.raw_point, got.point) == (
+      put.text,
+      put.action,
+      put.agent_tokens,
+      put.raw_point,
+      put.point,
+    )
     assert (got.think_seconds, got.env_seconds) == (put.think_seconds, put.env_seconds)
   assert back.steps[0].notes["popup"] == "corner"
   assert back.steps[1].notes["tokens"] == [16, 17] and back.steps[1].notes["version"] == [41, 41]
@@ -63,8 +104,18 @@ def test_an_episode_comes_back_with_its_pictures(store):
 def test_the_row_says_what_people_look_for(store):
   store.add(episode(), 3)
   (row,) = store.query()
-  expected = {"group_id": "u3.g1", "at_update": 3, "success": True, "reward": 0.75, "policy_version": 40, "steps": 2, "agent_tokens": 3,
-              "seconds": 0.75, "rewards": {"success": 1.0, "length": -0.25}, "replayed": False}  # fmt: skip
+  expected = {
+    "group_id": "u3.g1",
+    "at_update": 3,
+    "success": True,
+    "reward": 0.75,
+    "policy_version": 40,
+    "steps": 2,
+    "agent_tokens": 3,
+    "seconds": 0.75,
+    "rewards": {"success": 1.0, "length": -0.25},
+    "replayed": False,
+  }
   assert {k: row[k] for k in expected} == expected
 
 
@@ -218,15 +269,25 @@ def test_a_record_has_the_lessons_fields_first(store, tmp_path):
   (record,) = [json.loads(line) for line in (tmp_path / "out" / "run.jsonl").read_text().splitlines()]
   assert list(record)[:7] == ["task_id", "group", "episode", "policy_version", "steps", "reward", "advantage"]
   assert (record["task_id"], record["group"], record["episode"], record["policy_version"]) == ("buy/cable", "u3.g1", 0, 40)
-  assert (record["reward"], record["advantage"], record["update"], record["end"], record["end_cause"]) == (0.75, 1.73, 3, "terminated",
-                                                                                                           "agent")  # fmt: skip
+  assert (record["reward"], record["advantage"], record["update"], record["end"], record["end_cause"]) == (
+    0.75,
+    1.73,
+    3,
+    "terminated",
+    "agent",
+  )
   assert record["rewards"] == {"success": 1.0, "length": -0.25} and record["goal"] == "buy a cable" and record["seed"] == 11
   step = record["steps"][0]
   assert list(step)[:3] == ["screen", "text", "agent_tokens"]
   assert (step["text"], step["agent_tokens"], step["tokens"], step["version"]) == ("tap 0", 2, [13, 14], [40, 40])
   assert np.array(step["logp"], np.float32).tobytes() == np.array([-3 / 3, -4 / 3], np.float32).tobytes()
-  assert step["action"] == {"kind": "tap", "args": {"x": 3, "y": 1}, "model_args": {"x": 0.5, "y": 0.25}, "grammar": "phone",
-                            "thought": "hm"}  # fmt: skip
+  assert step["action"] == {
+    "kind": "tap",
+    "args": {"x": 3, "y": 1},
+    "model_args": {"x": 0.5, "y": 0.25},
+    "grammar": "phone",
+    "thought": "hm",
+  }
   assert record["steps"][1]["action"] == {"unreadable": "no action"}
   np.testing.assert_array_equal(decode_png((tmp_path / "out" / step["screen"]).read_bytes()), screen(0).pixels)
 
@@ -240,8 +301,21 @@ def test_what_is_exported_can_be_read_back_elsewhere(store, tmp_path):
   shutil.move(tmp_path / "out", tmp_path / "moved")
   back = read_trajectories(tmp_path / "moved" / "run.jsonl")
   for got, e in zip(back, put, strict=True):
-    for name in ("task_id", "group", "try_index", "seed", "end", "end_cause", "rewards", "goal", "family", "checker", "partial",
-                 "advantage", "replayed"):  # fmt: skip
+    for name in (
+      "task_id",
+      "group",
+      "try_index",
+      "seed",
+      "end",
+      "end_cause",
+      "rewards",
+      "goal",
+      "family",
+      "checker",
+      "partial",
+      "advantage",
+      "replayed",
+    ):
       assert getattr(got, name) == getattr(e, name), name
     assert got.notes == {"host": "h1", "policy_version": 40, "update": 3}
     assert [(s.screen.ref, s.text, s.action, s.raw_point, s.point) for s in got.steps] == [

@@ -93,7 +93,8 @@ def test_a_demonstration_needs_only_task_reward_and_steps(folder):
 
 @pytest.mark.parametrize("mode, save", [("P", {}), ("L", {}), ("RGBA", {}), ("RGB", {"compress_level": 0})])
 def test_pictures_from_other_writers(folder, mode, save):
-  Image.new("RGB", (8, 5), (7, 7, 7)).convert(mode).save(folder / "ep3" / "step01.png", **save)
+  picture = Image.new("RGB", (8, 5), (7, 7, 7))
+  (picture.quantize(4) if mode == "P" else picture.convert(mode)).save(folder / "ep3" / "step01.png", **save)
   (e,) = read_trajectories(write(folder, lesson()))
   np.testing.assert_array_equal(e.steps[0].screen.pixels, np.full((5, 8, 3), 7))
 
@@ -119,8 +120,8 @@ def test_pictures_from_other_writers(folder, mode, save):
     (lesson(steps=[step(screen="demos.jsonl")]), r"picture demos.jsonl of step 1 cannot be read"),
     (lesson(steps=[step(screen="")]), r"picture '' of step 1 is not a path inside"),
     (lesson(steps=[step(screen="/etc/x.png")]), r"picture '/etc/x.png' of step 1 is not a path inside"),
-    (lesson(steps=[step(screen="ep3/../../x.png")]), r"is not a path inside"),
-    (lesson(steps=[step(screen="a\0b")]), r"is not a path inside"),
+    (lesson(steps=[step(screen="ep3/../../x.png")]), r".*is not a path inside"),
+    (lesson(steps=[step(screen="a\0b")]), r".*is not a path inside"),
     (lesson(reward="gone"), r"the record has no field 'reward'"),
     (lesson(reward="1"), r"field 'reward' of the record is \"1\", wanted int or float or NoneType"),
     (lesson(reward=None, end="terminated"), r"an episode that ended as terminated has no reward"),
