@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
-import signal
 import sys
 import time
 from functools import partial
@@ -32,9 +30,9 @@ from core.find import find
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
 from core.optimiser import check_finite, make_optimiser, use_compile_cache
 from core.pack import PackItem, episode_items, fit_rows, minibatches, number, shape_for, to_batch, useful_share
-from core.schema import Episode
 from core.screens import write_atomic
 from core.state import Batch, Scores, TrainState, Weights
+from core.stop import Stop, StopSignals
 from losses.policy import imitation_loss
 from losses.reduce import token_mean
 from rollout import demos, instruments
@@ -46,10 +44,6 @@ from rollout.store import EpisodeStore
 from rollout.trajectories import read_trajectories
 
 EXIT_STOPPED = 75
-
-
-class Stop(Exception):
-  """A signal asked for an end: raised where waiting happens, caught where the last whole update can be saved."""
 
 
 # ---------------------------------------------------------------- the two jitted functions
@@ -115,32 +109,31 @@ class Run:
     self.agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
     self.phase = self.agent.phases[0]
     longest = self.policy.max_prompt + self.policy.max_action
-    size = partial(shape_for, longest=longest, most_actions=self.policy.max_action,
-                   row_tokens=cfg.pack.row_tokens or longest, images_per_record=1, tokens_per_image=self.policy.tokens_per_image)  # fmt: skip
+    size = partial(
+      shape_for, longest=longest, most_actions=self.policy.max_action, row_tokens=cfg.pack.row_tokens or longest,
+      images_per_record=1, tokens_per_image=self.policy.tokens_per_image,
+    )  # fmt: skip
     self.shape, self.copy_shape, self.leash_shape = size(self.phase.minibatch), size(cfg.copy.batch), size(cfg.practice.leash_batch)
     self.blank = np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
     self.checkpoints = Checkpointer(workdir / "checkpoints", keep=cfg.save.keep)
     self.timers, self.compiles, self.alarms = Timers(), CompileCounter(), Alarms()
     self.score = make_score(self.policy)
-    self.stopping = False
+    self.stop = StopSignals()
     self.rng = np.random.default_rng(cfg.seed)
     self.replay, self.ledger = Replay(self.agent.remember), Ledger()
-    self.host = {"phase": "copying", "done": 0, "version": 0, "order": [], "seconds": 0.0, "evals": {}, "stopped_because": ""}
+    self.host = {"phase": "copying", "done": 0, "version": 0, "order": [], "seconds": 0.0, "evals": {}}
     self.started = time.monotonic()
 
   def clock(self, name: str, seconds: float) -> None:
     """Accounts waiting, and is the place where a signal ends it."""
     self.timers.add(name, seconds)
-    self.poll()
-
-  def poll(self) -> None:
-    if self.stopping:
-      raise Stop
+    self.stop.poll()
 
   def snapshot(self) -> dict:
     seconds = self.host["seconds"] + time.monotonic() - self.started
-    return self.host | {"rng": self.rng.bit_generator.state, "ledger": self.ledger.state(), "replay": self.replay.episodes(),
-                        "alarms": self.alarms.state(), "order": list(self.host["order"]), "evals": dict(self.host["evals"]), "seconds": seconds}  # fmt: skip
+    parts = {"rng": self.rng.bit_generator.state, "ledger": self.ledger.state(), "replay": self.replay.episodes()}
+    parts |= {"alarms": self.alarms.state(), "order": list(self.host["order"]), "evals": dict(self.host["evals"])}
+    return self.host | parts | {"seconds": seconds}
 
   def save(self, state: TrainState, host: dict) -> None:
     offset = 0 if host["phase"] == "copying" else self.cfg.copy.updates
@@ -194,7 +187,7 @@ def copying(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSta
   with Metrics(run.workdir / "copying", host["done"]) as metrics:
     while host["done"] < knobs.updates:
       before = run.snapshot()
-      if run.stopping:
+      if run.stop.asked:
         run.save(state, before)
         raise Stop
       picked = run.rng.integers(len(demo_items), size=knobs.batch)
@@ -245,7 +238,7 @@ def practice(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSt
           update=host["done"], version=host["version"], groups=knobs.groups, rounds=knobs.rounds,
           group_size=cfg.agent.group_size, max_age=knobs.max_age, clock=run.clock,
         )  # fmt: skip
-        run.poll()
+        run.stop.poll()
       except Stop:
         run.save(state, before)  # the tries in flight were never trained on: the resumed run starts this update anew
         raise
@@ -265,21 +258,13 @@ def practice(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSt
       host["version"] += bool(outs)
       for episode in got.episodes:
         store.add(episode, host["done"] - 1)
-      # ---- curves
       seconds = time.monotonic() - began
-      curves = instruments.group_curves(got.groups) | instruments.episode_curves(got.episodes, before["version"])
-      curves |= {f"episodes/dropped_{cause}": n / len(got.episodes) for cause, n in got.dropped.items()}
-      curves |= instruments.learned(outs) | run.timers.shares()
-      curves |= {
-        "replay/used": float(got.swapped),
-        "policy/lr": float(schedule(int(state.updates))),
-        "rate/episodes_per_minute": 60 * len(got.episodes) / seconds,
-        "rate/action_tokens_per_second": sum(e.action_tokens for e in got.episodes) / seconds,
-        "rate/useful_tokens": float(np.mean(useful)) if useful else 0.0,
-        "rate/compiles": float(run.compiles.take()),
-      }
-      progress.line(host["done"], success=curves.get("reward/success", 0.0), all_equal=1 - curves.get("groups/mixed", 0.0),
-                    entropy=curves.get("policy/entropy"), episodes_a_minute=curves["rate/episodes_per_minute"], note=got.stopped)  # fmt: skip
+      curves = instruments.update_curves(got, outs, useful, before["version"], seconds) | run.timers.shares()
+      curves |= {"policy/lr": float(schedule(int(state.updates))), "rate/compiles": float(run.compiles.take())}
+      progress.line(
+        host["done"], success=curves.get("reward/success"), all_equal=1 - curves.get("groups/mixed", 0.0),
+        entropy=curves.get("policy/entropy"), episodes_a_minute=curves["rate/episodes_per_minute"],
+      )  # fmt: skip
       if cfg.eval.every and host["done"] % cfg.eval.every == 0 and host["done"] < knobs.updates:
         curves["eval/held_out"] = run.evaluate(state.params, evaluate.HELD_OUT, cfg.eval.tries_during, "practising").success
         for i, episode in enumerate(run.samples[: cfg.log.episodes]):
@@ -309,54 +294,49 @@ def conclude(run: Run, params) -> None:
   print(instruments.table(summary, evals["copying_held_out"], dataclasses.asdict(final["held_out"])), flush=True)
 
 
-def train(cfg, workdir: pathlib.Path) -> None:
-  if (workdir / "summary.json").exists():
-    print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
-    return
-  run = Run(cfg, workdir)
-  signals = (signal.SIGTERM, signal.SIGINT)
-  previous = {s: signal.signal(s, lambda *_: setattr(run, "stopping", True)) for s in signals}
-  demonstrations = read_trajectories(cfg.copy.path) if cfg.copy.path else run.world.demonstrations(cfg.copy.demonstrations, cfg.seed)
-  demo_items = demos.items(demonstrations, run.policy)
-  print(f"{len(demonstrations)} demonstrations, {len(demo_items)} steps, no pop-up in any of them", flush=True)
+def train(run: Run) -> None:
+  cfg = run.cfg
+  episodes = read_trajectories(cfg.copy.path) if cfg.copy.path else run.world.demonstrations(cfg.copy.demonstrations, cfg.seed)
+  demo_items = demos.items(episodes, run.policy)
+  print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
   optimiser, _ = make_optimiser(cfg.copy, cfg.practice.clip_norm, cfg.copy.updates)
   state = jax.jit(lambda key: TrainState.create(run.policy.init(key), optimiser))(jax.random.key(cfg.seed))
   if run.checkpoints.latest() is not None:
     state = run.restore(state)
-  try:
-    if run.host["phase"] == "copying":
-      state = copying(run, demo_items, state)
-      run.save(state, run.snapshot())  # before the evaluations, which a signal may cut short
-      for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
-        run.poll()
-        run.evaluate(state.params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
-      with Checkpointer(workdir / "copied", keep=1) as copied:  # what tools.picture and comparisons start from
-        copied.save(0, {"params": state.params}, run.host, force=True)
-      run.host.update({"phase": "practice", "done": 0})
-      practice_optimiser, _ = make_optimiser(cfg.practice, cfg.practice.clip_norm, None)
-      state = jax.jit(lambda params: TrainState.create(params, practice_optimiser))(state.params)
-      run.save(state, run.snapshot())
-    state = practice(run, demo_items, state)
-    conclude(run, state.params)
-  finally:
-    run.checkpoints.close()
-    for s, handler in previous.items():
-      signal.signal(s, handler)
+  elif (run.workdir / "metrics.jsonl").exists() or (run.workdir / "copying").exists():
+    print(f"{run.workdir} holds a run without a whole checkpoint: starting from the beginning", flush=True)
+  if run.host["phase"] == "copying":
+    state = copying(run, demo_items, state)
+    run.save(state, run.snapshot())  # before the evaluations, which a signal may cut short
+    for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
+      run.stop.poll()
+      run.evaluate(state.params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
+    with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and comparisons start from
+      copied.save(0, {"params": state.params}, run.host, force=True)
+    run.host.update({"phase": "practice", "done": 0})
+    optimiser, _ = make_optimiser(cfg.practice, cfg.practice.clip_norm, None)
+    state = jax.jit(lambda params: TrainState.create(params, optimiser))(state.params)
+    run.save(state, run.snapshot())
+  state = practice(run, demo_items, state)
+  conclude(run, state.params)
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
   try:
-    cfg, flags = config_lib.load_config(sys.argv)
-    workdir = pathlib.Path(flags["workdir"])
+    cfg, flags = config_lib.load_config(argv)
     base.check(cfg)
-    find("agents", cfg.agent.name, having="make").make(cfg.agent)
-    world = evaluate.build(cfg)
-    changes = config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(world.tasks["practice"]))
-    for change in changes:
-      print(f"changed since the last session here: {change}")
     use_compile_cache(cfg.compile_cache)
+    workdir = pathlib.Path(flags["workdir"])
+    run = Run(cfg, workdir)
+    if (workdir / "summary.json").exists():
+      print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
+      return 0
+    tasks = evaluate.task_list_hash(run.world.tasks["practice"])
+    for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=tasks):
+      print(f"changed since the last session here: {change}")
     print(base.banner(cfg, workdir), flush=True)
-    train(cfg, workdir)
+    with run.stop, run.checkpoints:
+      train(run)
   except Stop:
     print("stopped after saving: run the same command to go on", flush=True)
     return EXIT_STOPPED
@@ -370,4 +350,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(main(sys.argv))

@@ -38,13 +38,15 @@ def one(config: str, seed: int, out: pathlib.Path, overrides: list[str]) -> dict
 def row(config: str, s: dict) -> str:
   pct = lambda x: f"{100 * x:.1f}"
   gain = 100 * (s["practice"] - s["copying"])
-  cells = [config, s["seed"], pct(s["clean"]), pct(s["copying"]), pct(s["practice"]), f"{gain:+.1f}", f"{s['noise_points']:.1f}",
-           pct(s["copying_greedy"]), pct(s["practice_greedy"]), pct(s["in_domain"]), s["n"], f"{s['seconds']:.0f}", f"{s['peak_gib']:.1f}"]  # fmt: skip
+  cells = [config, s["seed"], pct(s["clean"]), pct(s["copying"]), pct(s["practice"]), f"{gain:+.1f}", f"{s['noise_points']:.1f}"]
+  cells += [pct(s["copying_greedy"]), pct(s["practice_greedy"]), pct(s["in_domain"]), s["n"], f"{s['seconds']:.0f}"]
+  cells += [f"{s['peak_gib']:.1f}"]
   return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main(argv: list[str]) -> None:
-  head = "| config | seed | copied, clean | copying | practice | gain, points | +- | copying greedy | practice greedy | in-domain | n | seconds | GiB |"
+  names = "config,seed,copied clean,copying,practice,gain in points,+-,copying greedy,practice greedy,in-domain,n,seconds,GiB"
+  head = "| " + " | ".join(names.split(",")) + " |"
   print(head + "\n" + "|---" * 13 + "|", flush=True)
   for config in FLAGS.configs:
     for seed in map(int, FLAGS.seeds):

@@ -90,7 +90,9 @@ def shape_for(
   return PackShape(*shape, row_actions=a_row * most_actions)
 
 
-def fit_rows(lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | None = None, row_weight: int | None = None) -> list[list[int]]:
+def fit_rows(
+  lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | None = None, row_weight: int | None = None
+) -> list[list[int]]:
   """First-fit-decreasing: indices per row. weights/row_weight: a second size (images) that must fit as well.
 
   Ties keep their order, so the result depends on the input only. Raises when one record is longer than a row.
@@ -104,11 +106,8 @@ def fit_rows(lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | N
       raise ValueError(f"a record has {lengths[i]} tokens, a row takes {row_tokens}: raise pack.row_tokens")
     if weights[i] > row_weight:
       raise ValueError(f"a record has {weights[i]} images, a row takes {row_weight}: raise pack.row_images")
-    for r, (tokens, weight) in enumerate(room):
-      if lengths[i] <= tokens and weights[i] <= weight:
-        break
-    else:
-      r = len(rows)
+    r = next((r for r, (t, w) in enumerate(room) if lengths[i] <= t and weights[i] <= w), len(rows))
+    if r == len(rows):
       rows.append([])
       room.append((row_tokens, row_weight))
     rows[r].append(i)

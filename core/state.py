@@ -57,7 +57,8 @@ class Scores:
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything the learner changes. updates: i32 [], optimiser steps done; skipped: i32 [], non-finite steps refused in a row."""
+  """Everything the learner changes. updates: i32 [], optimiser steps done; skipped: i32 [], steps refused in a row because
+  they were not finite."""
 
   params: Params
   opt_state: Any

@@ -320,7 +320,7 @@ def init_cache(s: Shape, batch: int, size: int) -> dict:
 def prefill(s: Shape, params: dict, tokens, positions, valid, features, image_slot, cache: dict) -> tuple[jax.Array, dict]:
   """Appends a chunk of tokens [B, T] (valid bool [B, T]: rows may be ragged) to the cache; hidden states [B, T, D]."""
   x = _embed(params, tokens, positions[0], features, image_slot)
-  start, (rows, length), size = cache["filled"], tokens.shape, cache["k"].shape[2]
+  start, length, size = cache["filled"], tokens.shape[1], cache["k"].shape[2]
   all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
   place = jnp.arange(size)[None, None, :]
   mask = all_valid[:, None, :] & (place <= (start + jnp.arange(length))[None, :, None])

@@ -8,6 +8,7 @@ import collections
 import numpy as np
 
 from core.schema import End, Episode, Group
+from rollout.gather import Gathered
 
 
 def group_curves(groups: list[Group]) -> dict[str, float]:
@@ -61,6 +62,18 @@ def learned(outs: list[dict]) -> dict[str, float]:
   curves = {k: float(v.sum / max(float(v.count), 1.0)) for k, v in totals.items()}
   curves["policy/mismatch_kl"] = float(outs[0]["policy/drift_kl"].sum / max(float(outs[0]["policy/drift_kl"].count), 1.0))
   return curves | {k: float(np.mean([o[k] for o in outs])) for k in ("policy/loss", "policy/grad_norm")}
+
+
+def update_curves(got: Gathered, outs: list[dict], useful: list[float], version: int, seconds: float) -> dict[str, float]:
+  """One update's curves: what was gathered, what was dropped and why, what was learned, how fast."""
+  curves = group_curves(got.groups) | episode_curves(got.episodes, version) | learned(outs)
+  curves |= {f"episodes/dropped_{cause}": n / len(got.episodes) for cause, n in got.dropped.items()}
+  return curves | {
+    "replay/used": float(got.swapped),
+    "rate/episodes_per_minute": 60 * len(got.episodes) / seconds,
+    "rate/action_tokens_per_second": sum(e.action_tokens for e in got.episodes) / seconds,
+    "rate/useful_tokens": float(np.mean(useful)) if useful else 0.0,
+  }
 
 
 def strip(episode: Episode) -> tuple[np.ndarray, str]:

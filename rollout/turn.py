@@ -108,7 +108,9 @@ def make_record(prompt, sampled: Sampled, step: int) -> TokenRecord:
   )
 
 
-def collect(sampler: Sampler, envs: list, tries: Iterable[Try], policy: Policy, clock: Callable = lambda name, seconds: None) -> Iterator[Episode]:
+def collect(
+  sampler: Sampler, envs: list, tries: Iterable[Try], policy: Policy, clock: Callable = lambda name, seconds: None
+) -> Iterator[Episode]:
   """Runs tries on a fixed set of environments and yields episodes as they finish. No barrier: a free environment takes the
   next try at once, and the sampler batches whatever asks. clock(name, seconds) accounts the wall time."""
   source = iter(tries)

@@ -10,7 +10,6 @@ import pytest
 from core.find import ROOT, packages
 
 SKIPPED = {"runs", "shared", "build"}  # run folders and what is not ours
-ALL = ("agents", "configs", "core", "envs", "losses", "models", "rollout")
 MAY_IMPORT = {  # first-party, besides the package itself; None = everything but train
   "core": (),
   "losses": ("core.segments",),
@@ -28,7 +27,7 @@ THIRD_PARTY = {  # besides BASE and the standard library; packages that are not 
   "losses": {"jax", "chex"},
   "agents": {"jax"},
   "models": {"jax", "flax", "safetensors", "tokenizers", "PIL"},
-  "rollout": {"jax"},
+  "rollout": {"jax", "PIL"},
   "configs": set(),
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
@@ -87,7 +86,7 @@ def test_first_party_imports_follow_the_arrows(package):
 
 
 def test_nothing_imports_train():
-  assert not [n for n in files() if n.parts[0] != "tests" and covers(["train"], "train") and "train" in imports(n)]
+  assert not [str(n) for n in code() if "train" in imports(n)]
 
 
 @pytest.mark.parametrize("package", sorted(THIRD_PARTY))
@@ -112,10 +111,10 @@ def test_an_environment_process_never_loads_jax():
   modules = ["core.schema", "core.stats", "core.find"] + [
     ".".join(n.with_suffix("").parts) for n in files("envs/sim/", "envs/base", "envs/errors", "envs/actions") if n.stem != "__init__"
   ]
-  script = f"import {', '.join(modules)}, envs.sim, sys; assert not {sorted(JAX)!r} & sys.modules.keys()"
-  script = script.replace(repr(sorted(JAX)), "set(" + repr(sorted(JAX)) + ")")
+  script = f"import {', '.join(modules)}, envs.sim, sys; print([m for m in {sorted(JAX)} if m in sys.modules])"
   done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
   assert done.returncode == 0, done.stderr[-2000:]
+  assert done.stdout == "[]\n"
 
 
 def test_configs_take_nothing_from_other_parts_but_their_defaults():
@@ -151,7 +150,7 @@ def test_no_root_file_shadows_the_standard_library():
 
 
 def test_never_written():
-  """No code from text, no shell, no swallowed error, no nnx.jit."""
+  """No code from text, no shell, no swallowed error, no nnx.jit. Catching everything is for keeping or naming the error only."""
   found = []
   for name in code():
     for node in ast.walk(tree(name)):
@@ -162,8 +161,11 @@ def test_never_written():
 def sins(node):
   if isinstance(node, ast.ExceptHandler):
     caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-    if node.type is None or any(getattr(c, "id", "") in ("Exception", "BaseException") for c in caught):
-      yield "catches everything"
+    everything = node.type is None or any(getattr(c, "id", "") in ("Exception", "BaseException") for c in caught)
+    raised = any(isinstance(n, ast.Raise) for n in ast.walk(node))
+    kept = any(isinstance(n, ast.Assign) and getattr(n.value, "id", "") == node.name for n in node.body) and node.name
+    if everything and not raised and not kept:
+      yield "swallows every error"
   if isinstance(node, ast.Call):
     if getattr(node.func, "id", "") in ("eval", "exec", "compile", "__import__"):
       yield f"calls {node.func.id}"
@@ -182,7 +184,7 @@ def sins(node):
 
 @pytest.mark.parametrize(
   "text",
-  ["try: pass\nexcept: pass", "try: pass\nexcept Exception: pass", "try: pass\nexcept (ValueError, Exception) as e: pass", "eval('1')",
+  ["try: pass\nexcept: pass", "try: pass\nexcept Exception: pass", "try: pass\nexcept (ValueError, Exception) as e: log(e)", "eval('1')",
    "exec(t)", "os.system('ls')", "run('ls', shell=True)", "run('ls', shell=flag)", "nnx.jit(f)", "from flax.nnx import jit"],
 )  # fmt: skip
 def test_the_checker_of_sins_sees_each_kind(text):

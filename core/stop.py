@@ -1,0 +1,33 @@
+"""SIGTERM and Ctrl-C: noted when they come, acted on where the last whole update can be saved."""
+
+from __future__ import annotations
+
+import signal
+
+
+class Stop(Exception):
+  """A signal asked for an end. Raised by `poll` where waiting happens, caught where the run can be saved."""
+
+
+class StopSignals:
+  """`with StopSignals() as stop:` then `stop.poll()` in every wait. The handlers are the process's own again afterwards."""
+
+  def __init__(self, signals=(signal.SIGTERM, signal.SIGINT)):
+    self.asked = False
+    self._signals = signals
+    self._previous: dict = {}
+
+  def __enter__(self) -> StopSignals:
+    self._previous = {s: signal.signal(s, self._note) for s in self._signals}
+    return self
+
+  def __exit__(self, *exc) -> None:
+    for s, handler in self._previous.items():
+      signal.signal(s, handler)
+
+  def _note(self, *_) -> None:
+    self.asked = True
+
+  def poll(self) -> None:
+    if self.asked:
+      raise Stop
