@@ -8,6 +8,9 @@ Faults of the computer are raised as `envs.errors.InfraError`, never returned as
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import gymnasium as gym
 import numpy as np
 
@@ -15,7 +18,15 @@ from envs import actions
 
 
 def text_space(max_length: int = actions.MAX_CHARS) -> gym.spaces.Text:
-  """Text space with an explicit charset: Gymnasium's default has neither spaces nor parentheses."""
+  """Text space with an explicit charset: Gymnasium's default has neither spaces nor parentheses.
+
+  The tables of a charset take 4 MB and some 10 ms to build, so every space of one length shares them; its random state is its own.
+  """
+  return copy.copy(_text_space(max_length))
+
+
+@functools.lru_cache(maxsize=8)
+def _text_space(max_length: int) -> gym.spaces.Text:
   return gym.spaces.Text(max_length=max_length, min_length=0, charset=actions.CHARSET)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from core.schema import SUCCESS, UNREADABLE_REWARD, Action, End, Episode, Screen, Step, Task, Unreadable
 from envs import actions
@@ -120,12 +119,11 @@ class SimEnv(gym.Env):
       self.app.draw(canvas)
       if self.popup is not None:
         self.popup.draw(canvas)
-      canvas.pixels.setflags(write=False)
       self._picture = (key, canvas.pixels)
-    return {"screenshot": self._picture[1], "goal": self.task.goal, "text": ""}
+    return {"screenshot": self._picture[1].copy(), "goal": self.task.goal, "text": ""}
 
   def render(self):
-    return np.array(self._observe()["screenshot"])
+    return self._observe()["screenshot"]
 
 
 def expert_text(env: SimEnv) -> str:
