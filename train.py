@@ -279,9 +279,6 @@ def practice(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSt
   return state
 
 
-# ---------------------------------------------------------------- the end of a run
-
-
 def conclude(run: Run, params) -> None:
   """The final table, summary.json and a picture of what changed."""
   evals, cfg = run.host["evals"], run.cfg

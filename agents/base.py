@@ -57,7 +57,7 @@ def select_groups(groups: list[Group], replay, rng: np.random.Generator, *, use_
 
   An all-fail group (max raw reward <= 0) takes a stored success of the same task in place of its first plain fail, else of
   its first try. Without one it is dropped if drop_equal, since pushing a plain fail up against an unreadable try would teach
-  looping; all-pass groups are dropped likewise. Fewer than 2 scored tries never teach.
+  looping; all-pass groups are dropped likewise. Infra errors leave the group first; a try that is then alone never teaches.
   Returns (kept groups, {reason: episodes dropped}, number of successes swapped in).
   """
   kept: list[Group] = []
@@ -65,11 +65,12 @@ def select_groups(groups: list[Group], replay, rng: np.random.Generator, *, use_
   swapped = 0
   for group in groups:
     scored = group.scored
-    if len(scored) < 2:
-      dropped["unscored"] = dropped.get("unscored", 0) + len(group.episodes)
-      continue
     if len(scored) < len(group.episodes):
       dropped["infra_error"] = dropped.get("infra_error", 0) + len(group.episodes) - len(scored)
+    if len(scored) < 2:
+      if scored:
+        dropped["alone"] = dropped.get("alone", 0) + 1
+      continue
     group = Group(group.id, group.task_id, scored)
     if group.kind == "all_fail" and use_replay:
       success = replay.pick(group.task_id, rng)

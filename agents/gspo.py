@@ -33,7 +33,9 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
     num = batch.num_episodes
     ratio_E = sequence_ratio(scores.logp.reshape(-1), batch.behaviour_logp.reshape(-1), mask, episode_N, num)
     advantage_E = segment_mean(batch.advantage.reshape(-1), episode_N, num, mask)
-    loss_E, clipped_E = clipped_loss(ratio_E, advantage_E, clip_low=cfg.clip_low, clip_high=cfg.clip_high)
+    loss_E, clipped_E = clipped_loss(
+      ratio_E, advantage_E, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip or None
+    )
     valid_E = segment_sum(mask.astype(jnp.float32), episode_N, num, mask) > 0
     total = Total(jnp.sum(jnp.where(valid_E, loss_E, 0.0)), jnp.sum(valid_E.astype(jnp.float32)))
     ratio_N = segment_gather(ratio_E, episode_N)

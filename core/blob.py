@@ -93,7 +93,7 @@ class _Writer:
     name = x.dtype.str if x.dtype.kind in _NATIVE else x.dtype.name
     start = self.used.get(name, 0)
     self.used[name] = start + x.size
-    self.pools.setdefault(name, []).append(x.reshape(-1).copy())
+    self.pools.setdefault(name, []).append(x.reshape(-1))  # `npz` copies
     return {"~": kind, "d": name, "o": start, "s": list(x.shape)}
 
   def npz(self) -> bytes:

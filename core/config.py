@@ -115,7 +115,7 @@ def note_modes(modes: Mapping[str, Any]) -> None:
 
 def resolved(config: ConfigDict) -> dict[str, Any]:
   """The config as plain values: references followed, placeholders None, tuples as lists."""
-  return _plain(config.copy_and_resolve_references().to_dict(), "config")
+  return _plain(config.to_dict(), "config")
 
 
 def write_config(

@@ -93,7 +93,7 @@ def shape_for(
 def fit_rows(
   lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | None = None, row_weight: int | None = None
 ) -> list[list[int]]:
-  """First-fit-decreasing: indices per row. weights/row_weight: a second size (images) that must fit as well.
+  """First-fit-decreasing: indices per row. weights/row_weight: a second size (action tokens) that must fit as well.
 
   Ties keep their order, so the result depends on the input only. Raises when one record is longer than a row.
   """
@@ -105,7 +105,7 @@ def fit_rows(
     if lengths[i] > row_tokens:
       raise ValueError(f"a record has {lengths[i]} tokens, a row takes {row_tokens}: raise pack.row_tokens")
     if weights[i] > row_weight:
-      raise ValueError(f"a record has {weights[i]} images, a row takes {row_weight}: raise pack.row_images")
+      raise ValueError(f"a record has {weights[i]} action tokens, a row takes {row_weight}")
     r = next((r for r, (t, w) in enumerate(room) if lengths[i] <= t and weights[i] <= w), len(rows))
     if r == len(rows):
       rows.append([])
@@ -113,6 +113,12 @@ def fit_rows(
     rows[r].append(i)
     room[r] = room[r][0] - lengths[i], room[r][1] - weights[i]
   return rows
+
+
+def arrange(items: list[PackItem], shape: PackShape) -> list[list[int]]:
+  """Rows for a batch of `shape`. Action tokens must fit as well: short records may stand closer than `shape_for` counted on."""
+  actions = [int((item.record.is_action & item.learn).sum()) for item in items]
+  return fit_rows([len(item.record) for item in items], shape.row_tokens, actions, shape.row_actions)
 
 
 def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, blank_image: np.ndarray) -> Batch:
@@ -147,7 +153,7 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
         ref_logp[r, span] = item.ref_logp
       for place, image in zip(record.image_place, item.images, strict=True):
         if used >= shape.images:
-          raise ValueError(f"more than {shape.images} images in one batch: raise pack.row_images")
+          raise ValueError(f"more than {shape.images} images in a batch that was shaped for {shape.images}")
         images[used] = image
         slots = np.arange(shape.tokens_per_image) + used * shape.tokens_per_image
         out["image_slot"][r, at + place : at + place + shape.tokens_per_image] = slots

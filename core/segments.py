@@ -130,7 +130,7 @@ def segment_gather(x_S, segment_id_N) -> Array:
 
 
 def _ids(segment_id_N, num_segments: int, mask: Array) -> Array:
-  """int32 ids with every masked entry sent past the end, where segment operations drop it."""
+  """Integer ids, checked where they can be looked at. Traced ids outside the range fall out of jax's segment operations."""
   if operator.index(num_segments) < 1:
     raise ValueError(f"num_segments is {num_segments}, wanted at least 1")
   ids = jnp.asarray(segment_id_N)
@@ -140,4 +140,4 @@ def _ids(segment_id_N, num_segments: int, mask: Array) -> Array:
   if is_concrete(outside) and np.any(outside):
     worst = np.asarray(ids)[np.asarray(outside)][0]
     raise ValueError(f"an unmasked entry has segment id {worst}, wanted 0 .. {num_segments - 1}: mask it or raise the count")
-  return jnp.where(mask & ~outside, ids, num_segments)
+  return ids

@@ -15,12 +15,12 @@ Params = Any  # nested dict of arrays under checkpoint names
 class Batch:
   """Packed token records of fixed shape. B rows of L tokens; a row may hold several records (segments).
 
-  All [B, L] unless said otherwise. segment_ids: 0 = padding, 1.. = records of the row. episode_id: index into the
-  [E] arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
+  All [B, L] unless said otherwise. segment_ids: 0 = padding, 1.. = records of the row. episode_id: index into the [E]
+  arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
   version: as sampled. advantage: f32, the push. image_slot: row of the flat image features [M * tokens per image], -1
   = none. positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images
-  on the first axis, uint8. episode_valid: [E] bool, False for padding. num_episodes is static: the padded maximum; row_actions, static: the most
-  action tokens that a row may hold, so that the head runs at those places only.
+  on the first axis, uint8. episode_valid: [E] bool, False for padding. Static: num_episodes, the padded maximum;
+  row_actions, the most action tokens that a row may hold, so that the head runs at those places only.
   """
 
   tokens: jax.Array

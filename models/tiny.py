@@ -70,7 +70,8 @@ class Tokenizer:
     return out
 
   def decode(self, ids) -> str:
-    return "".join(self.pieces[int(i)] for i in ids if int(i) >= len(SPECIALS))
+    """The text of ids, <eos> left out. A stray <pad> or <image> shows, so that what holds one does not pass for clean text."""
+    return "".join(self.pieces[int(i)] for i in ids if int(i) != self.eos_id)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -64,8 +65,10 @@ class Turn:
       return self._end(End.INFRA_ERROR, type(fault).__name__, {}, None)
     action = info["action"]
     raw, point = (None, None) if isinstance(action, Unreadable) else actions.aim(action)
+    if not isinstance(action, Unreadable):  # numbers as numbers: how they were spelled stands in the text
+      action = dataclasses.replace(action, args=plain(action.args), model_args=plain(action.model_args))
     self.steps.append(
-      Step(self.screen, text, action, len(sampled.tokens), raw, point, think_seconds, time.monotonic() - started,
+      Step(self.screen, text, action, len(sampled.tokens), plain(raw), plain(point), think_seconds, time.monotonic() - started,
            self.notes | {"entropy": float(sampled.entropy.sum())})  # fmt: skip
     )
     self.records.append(record)
@@ -91,6 +94,15 @@ class Turn:
       checker=f"{task.env}/1", partial=partial, final_screen=self.screen if self.steps else None,
       notes={"popup": seen[0] if seen else "", "seconds": time.monotonic() - self.started},
     )  # fmt: skip
+
+
+def plain(x: Any) -> Any:
+  """Nested values with every float a plain float."""
+  if isinstance(x, dict):
+    return {k: plain(v) for k, v in x.items()}
+  if isinstance(x, (list, tuple)):
+    return type(x)(plain(v) for v in x)
+  return float(x) if isinstance(x, float) else x
 
 
 def make_record(prompt, sampled: Sampled, step: int) -> TokenRecord:

@@ -8,6 +8,7 @@ import ml_collections
 import pytest
 from absl import flags as absl_flags
 
+from configs.common import parse_arg
 from core import config as config_module
 from core.config import (
   ConfigError,
@@ -30,7 +31,7 @@ def get_config(arg=""):
   mode = parse_arg(arg, agent="arpo", smoke=False)
   c = ml_collections.ConfigDict({
     "lr": 0.1, "group_size": 8, "use_replay": True, "name": "x", "kinds": ("a", "b"), "sizes": (1, 2), "rates": (0.5,),
-    "empty": (), "agent": {"name": mode.agent, "clip_low": 0.2}, "practice": {"updates": 1 if mode.smoke else 40}})
+    "empty": (), "agent": {"name": mode.agent, "clip_low": 0.2}, "practice": {"kl": 0.1, "updates": 1 if mode.smoke else 40}})
   c.resume_from = optional(str)
   c.limit = optional(int, 3)
   c.bare = None
@@ -91,7 +92,8 @@ def test_a_good_override_is_honoured_with_its_type(load, args, key, value):
     (["--config.agent.clip_lo=1"], r"there is no 'clip_lo' in config.agent \(did you mean clip_low\?\); it has: clip_low, name"),
     (["--config.clip_low=1"], r"there is no 'clip_low' in config \(did you mean agent.clip_low\?\)"),
     (["--config.lr.x=1"], r"--config.lr.x: lr is a float, it has no field 'x'"),
-    (["--config.practice=3"], r"--config.practice is a group of fields, not one; it has: updates"),
+    (["--config.practice=3"], r"--config.practice is a group of fields, not one; it has: kl, updates"),
+    (["--config.kl=1"], r"there is no 'kl' in config \(did you mean practice.kl\?\)"),
     (["--config.bare=1"], r"--config.bare: the field is None and has no type; .*configs.common.optional"),
     (["--config.group_size=8.5"], r"--config.group_size=8.5: wanted a whole number, like its default 8"),
     (["--config.group_size=1e3"], r"--config.group_size=1e3: wanted a whole number"),
@@ -199,9 +201,9 @@ def test_workdir_is_absolute_from_the_start(load, tmp_path, monkeypatch):
 
 def test_fresh_goes_beside_an_old_run(load, tmp_path):
   assert load("--fresh")[1]["workdir"] == str(tmp_path / "runs" / "study")
-  for name in ("study", "study-2"):
+  for name, following in (("study", "study-2"), ("study-2", "study-3")):
     (tmp_path / "runs" / name).mkdir(parents=True)
-  assert load("--fresh")[1]["workdir"] == str(tmp_path / "runs" / "study-3")
+    assert load("--fresh")[1]["workdir"] == str(tmp_path / "runs" / following)
   assert load()[1] == load("--nofresh")[1] and load()[1]["workdir"] == str(tmp_path / "runs" / "study")
   assert free_workdir(tmp_path / "none") == str(tmp_path / "none")
 
@@ -226,7 +228,15 @@ def test_a_flagfile_is_read_and_checked_like_the_command_line(load, tmp_path):
     load("--flagfile=more.txt")
 
 
+def test_the_config_may_stand_after_a_space(load):
+  assert load_config(["train.py", "--fresh", "--config", "study.py:smoke", "--config.lr=2"])[0].lr == 2.0
+  assert load_config(["train.py", "-config", "study.py", "-config.lr=2"])[0].lr == 2.0
+
+
 def test_two_configs_do_not_see_each_other(load):
+  _, flags = load()
+  parse_arg("size=3", size=0)
+  assert flags["modes"] == {"agent": "arpo", "smoke": False}
   load("--config.lr=5")
   assert load()[0].lr == 0.1 and "config" not in absl_flags.FLAGS
 
@@ -325,6 +335,8 @@ def test_git_state_of_a_repository_and_of_none(tmp_path):
   git("commit", "-q", "-m", "first")
   state = git_state(tmp_path)
   assert len(state["commit"]) == 40 and state["changed"] is False
+  (tmp_path / "inside").mkdir()
+  assert git_state(tmp_path / "inside") == {}  # the commit of a repository around the code says nothing about the code
   (tmp_path / "a").write_text("2")
   assert git_state(tmp_path) == state | {"changed": True}
 

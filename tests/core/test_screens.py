@@ -61,11 +61,12 @@ def test_another_picture_under_the_name_is_noticed(tmp_path):
     store.get(screen.ref)
 
 
-def test_a_flipped_bit_is_noticed(tmp_path):
+@pytest.mark.parametrize("place", [19, 60, -13])  # in the width, in the pixels, in their check sum
+def test_a_flipped_bit_is_noticed(tmp_path, place):
   store, screen = ScreenStore(tmp_path), Screen.of(picture())
   path = store.put(screen)
   data = bytearray(path.read_bytes())
-  data[60] ^= 1
+  data[place] ^= 1
   path.write_bytes(data)
   with pytest.raises(ValueError, match="damaged"):
     store.get(screen.ref)

@@ -71,7 +71,7 @@ def test_chapter5_entropy_of_a_choice():
 def test_chapter5_updates_to_lift_a_rare_action():
   assert stats.updates_to_lift(0.01, 0.5, 0.2) == 22
   assert stats.updates_to_lift(0.01, 0.5, 0.28) == 16
-  assert stats.updates_to_lift(0.5, 0.6, 0.2) == 1  # by hand: exactly one band; rounding up a rounding error gives 2
+  assert stats.updates_to_lift(0.1, 0.1728, 0.2) == 3  # by hand: 1.2^3 = 1.728; rounding up a rounding error gives 4
   assert stats.updates_to_lift(0.5, 0.5, 0.2) == 0
 
 

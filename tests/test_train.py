@@ -1,0 +1,294 @@
+"""train.py as a user runs it: straight equals killed and resumed, bad input costs nothing, and learning needs the pushes."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import evaluate
+import train
+from core import config as config_lib
+from core.checkpoint import read_numpy
+from core.metrics import read_jsonl
+from core.schema import Credit
+from rollout import demos
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
+# even where no group teaches), a save at every update, the final table.
+TINY = {
+  "copy.demonstrations": 12, "copy.updates": 6, "copy.batch": 16, "practice.updates": 4, "practice.groups": 2, "practice.rounds": 1,
+  "practice.slots": 8, "agent.group_size": 4, "agent.minibatch": 64, "agent.dynamic_sampling": False, "eval.tries": 1,
+  "eval.every": 2, "env.held_out_tasks": 4, "env.practice_tasks": 4, "env.in_domain_tasks": 2, "save.every": 1, "save.copy_every": 2,
+  "save.keep": 20, "compile_cache": "",
+}  # fmt: skip
+
+
+def command(workdir, config="configs/android.py", **overrides) -> list[str]:
+  knobs = TINY | {k.replace("__", "."): v for k, v in overrides.items()}
+  return ["train.py", f"--config={config}", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in knobs.items())]
+
+
+def newest(workdir: pathlib.Path) -> pathlib.Path:
+  """The folder of the newest saved step: named by the step, with a suffix where it was saved again."""
+  steps = [p for p in (workdir / "checkpoints").iterdir() if re.fullmatch(r"\d+(\.\d+)?", p.name)]
+  return max(steps, key=lambda p: [int(x) for x in p.name.split(".")])
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("straight") / "run"
+  assert train.main(command(workdir)) == 0
+  return workdir
+
+
+def final_params(workdir) -> dict[str, np.ndarray]:
+  return read_numpy(newest(workdir))
+
+
+def without_time(rows: list[dict]) -> list[dict]:
+  """Everything that is not a clock or a compilation must be equal, to the last bit."""
+  return [{k: v for k, v in row.items() if not k.startswith(("time/", "rate/"))} for row in rows]
+
+
+def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
+  first, second = final_params(a), final_params(b)
+  assert first.keys() == second.keys() and len(first) > 20
+  for name in first:
+    np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+  assert without_time(read_jsonl(a / "metrics.jsonl")) == without_time(read_jsonl(b / "metrics.jsonl"))
+  scores = [json.loads((w / "summary.json").read_text()) for w in (a, b)]
+  assert [s | {"seconds": 0} for s in scores][0] == scores[1] | {"seconds": 0}
+
+
+def test_a_run_leaves_every_file_it_promises(straight):
+  for name in ("config.json", "metrics.jsonl", "summary.json", "episodes/index.sqlite"):
+    assert (straight / name).is_file(), name
+  assert list(straight.glob("events.out.tfevents.*")) and list((straight / "eval").glob("*-held_out.json"))
+  rows = read_jsonl(straight / "metrics.jsonl")
+  assert [r["update"] for r in rows] == [0, 1, 2, 3]  # updates 0 .. total - 1, one line each
+  promised = "reward/mean reward/success groups/all_fail groups/spread episodes/steps episodes/truncated episodes/unreadable"
+  promised += " episodes/infra_error episodes/age_mean replay/used policy/entropy policy/clipped_share policy/ratio_mean"
+  promised += " policy/mismatch_kl policy/grad_norm policy/loss policy/lr time/sampling rate/compiles rate/useful_tokens"
+  assert set(promised.split()) <= rows[0].keys() and len(rows[0]) <= 60
+  summary = json.loads((straight / "summary.json").read_text())
+  assert {"clean", "copying", "practice", "copying_greedy", "practice_greedy", "n", "n_tasks", "noise_points", "seconds", "seed"} <= summary.keys()
+  assert summary["n_tasks"] == 4 and summary["n"] == 4
+
+
+def test_nothing_compiles_after_the_first_update(straight):
+  rows = read_jsonl(straight / "metrics.jsonl")
+  assert rows[0]["rate/compiles"] > 0 and rows[-1]["rate/compiles"] == 0
+
+
+def test_the_sampler_and_the_trainer_agree_on_fresh_episodes(straight):
+  for row in read_jsonl(straight / "metrics.jsonl"):
+    assert abs(row["policy/mismatch_kl"]) < 1e-6 and row["episodes/age_max"] == 0
+
+
+def test_a_finished_run_is_not_touched_again(straight, capsys):
+  before = {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
+  assert train.main(command(straight)) == 0
+  assert "finished" in capsys.readouterr().out
+  assert {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()} == before
+
+
+class Killed(BaseException):
+  """Not an Exception: nothing in the loop may catch it, as nothing catches kill -9."""
+
+
+@pytest.mark.parametrize("point", ["copying", "gather", "learn", "evaluate"])
+def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tmp_path, monkeypatch, point):
+  place = {"copying": (train.Run, "batch", 5), "gather": (train, "gather", 3), "learn": (train, "minibatches", 2), "evaluate": (evaluate, "run", 6)}
+  owner, name, call = place[point]
+  real, calls = getattr(owner, name), []
+
+  def dies(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == call:
+      raise Killed
+    return real(*args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, dies)
+    with pytest.raises(Killed):
+      train.main(command(tmp_path / "run"))
+  assert not (tmp_path / "run" / "summary.json").exists()
+  assert train.main(command(tmp_path / "run")) == 0
+  assert_same_run(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_path, sig):
+  workdir = tmp_path / "run"
+  process = subprocess.Popen([sys.executable, *command(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+  lines = []
+  for line in process.stdout:
+    lines.append(line)
+    if line.startswith("practice 1/4"):
+      process.send_signal(sig)
+  assert process.wait(timeout=60) == train.EXIT_STOPPED, "".join(lines)
+  assert "stopped after saving" in lines[-1]
+  assert not list(workdir.rglob("*.tmp*"))
+  assert train.main(command(workdir)) == 0
+  assert_same_run(straight, workdir)
+
+
+def test_kill_9_in_the_middle_loses_at_most_the_updates_since_the_last_save(straight, tmp_path):
+  workdir = tmp_path / "run"
+  process = subprocess.Popen([sys.executable, *command(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+  for line in process.stdout:
+    if line.startswith("practice 2/4"):
+      time.sleep(0.05)  # somewhere in the writing of a save or in the next update
+      process.kill()
+  process.wait(timeout=60)
+  assert train.main(command(workdir)) == 0
+  assert_same_run(straight, workdir)
+
+
+def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(straight, tmp_path, monkeypatch):
+  workdir = tmp_path / "run"
+  shutil.copytree(straight, workdir)
+  (workdir / "summary.json").unlink()
+  broken = max((p for p in newest(workdir).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+  broken.write_bytes(broken.read_bytes()[:-40])
+  assert train.main(command(workdir)) == 0
+  assert_same_run(straight, workdir)
+
+
+BAD = [
+  (["--config.agent.clip_hi=0.3"], "clip_high"),
+  (["--config.agent=gspo"], ":agent=gspo"),
+  (["--config.agent.group_size", "4"], "="),
+  (["--config.agent.group_size=8.5"], "group_size"),
+  (["--config.agent.group_size=1"], "2 or more"),
+  (["--config.agent.group_size=0"], "2 or more"),
+  (["--config.agent.clip_low=0.0003"], "clip_low"),
+  (["--config.agent.epochs=0"], "epochs"),
+  (["--config.practice.temperature=0"], "1.0"),
+  (["--config.practice.temperature=nan"], "temperature"),
+  (["--config.practice.lr=-1"], "practice.lr"),
+  (["--config.practice.leash=-0.1"], "leash"),
+  (["--config.practice.max_age=-1"], "max_age"),
+  (["--config.practice.rounds=0"], "rounds"),
+  (["--config.practice.slots=0"], "slots"),
+  (["--config.copy.path=no/such/demos.jsonl"], "no/such/demos.jsonl"),
+  (["--config.env.image=no/such.qcow2"], "no/such.qcow2"),
+  (["--config.policy.checkpoint=no/such/folder"], "no/such/folder"),
+  (["--config.policy.tiny.patch=7"], "patch"),
+  (["--config.policy.tiny.heads=5"], "heads"),
+  (["--config.pack.row_tokens=20"], "row_tokens"),
+  (["--config.env.popup_chance=1.5"], "popup_chance"),
+  (["--config.env.popup_most=-1"], "popup_most"),
+  (["--config.env.popup_kinds=('ad',)"], "popup_kinds"),
+  (["--config.env.held_out_tasks=97"], "held_out_tasks"),
+  (["--config.env.in_domain_tasks=5000"], "in_domain_tasks"),
+]
+
+
+@pytest.mark.parametrize("extra,says", BAD, ids=[" ".join(b[0]) for b in BAD])
+def test_bad_input_is_one_clear_line_before_anything_is_made(tmp_path, capsys, extra, says):
+  assert train.main(["train.py", "--config=configs/android.py", f"--workdir={tmp_path / 'run'}", *extra]) == config_lib.EXIT_USAGE
+  said = capsys.readouterr()
+  assert said.err.count("\n") == 1 and says in said.err and "Traceback" not in said.err
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("config,says", [
+  ("configs/andriod.py", "android"), ("configs/android.py:smok", "smoke"), ("configs/android.py:agent=gpro", "grpo"),
+])  # fmt: skip
+def test_a_wrong_name_is_answered_with_the_nearest(tmp_path, capsys, config, says):
+  assert train.main(["train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == config_lib.EXIT_USAGE
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1 and says in said
+
+
+def test_a_workdir_of_another_shape_is_refused_and_kept(straight, tmp_path, capsys):
+  workdir = tmp_path / "run"
+  shutil.copytree(straight, workdir)
+  (workdir / "summary.json").unlink()
+  assert train.main([*command(workdir), "--config.policy.tiny.width=32"]) == config_lib.EXIT_USAGE
+  assert "wanted" in capsys.readouterr().err
+  assert final_params(workdir).keys() == final_params(straight).keys()
+
+
+def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, capsys):
+  real = train.to_batch
+
+  def poisoned(items, rows, shape, blank):
+    batch = real(items, rows, shape, blank)
+    return batch.replace(advantage=np.full_like(batch.advantage, np.nan)) if shape.rows == 64 else batch
+
+  monkeypatch.setattr(train, "to_batch", poisoned)
+  assert train.main(command(tmp_path / "run", practice__max_skipped=1)) == 1
+  assert "not finite" in capsys.readouterr().err
+
+
+# ---- does it learn, and only from the pushes?
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+  """A phone policy copied as in the smoke run; practice starts from its checkpoint. About a minute and a half."""
+  workdir = tmp_path_factory.mktemp("copied") / "run"
+  cfg, _ = config_lib.load_config(["train.py", "--config=configs/android.py:smoke", f"--workdir={workdir}", "--config.practice.updates=8"])
+  run = train.Run(cfg, workdir)
+  items = demos.items(run.world.demonstrations(cfg.copy.demonstrations, 0), run.policy)
+  optimiser, _ = train.make_optimiser(cfg.copy, 1.0, cfg.copy.updates)
+  state = train.TrainState.create(run.policy.init(jax.random.key(0)), optimiser)
+  state = train.copying(run, items, state)
+  return cfg, items, jax.device_get(state.params)
+
+
+def practised(copied, workdir, monkeypatch, credit) -> float:
+  """Points gained on held-out tasks by 8 updates under another rule of credit."""
+  cfg, items, params = copied
+  run = train.Run(cfg, workdir)
+  run.agent = run.agent._replace(credit=credit(run.agent.credit))
+  run.host.update({"phase": "practice"})
+  before = run.evaluate(params, evaluate.HELD_OUT, 2, "before").success
+  optimiser, _ = train.make_optimiser(cfg.practice, 1.0, None)
+  state = train.practice(run, items, train.TrainState.create(jax.device_put(params), optimiser))
+  return 100 * (run.evaluate(state.params, evaluate.HELD_OUT, 2, "after").success - before)
+
+
+@pytest.mark.slow
+def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, monkeypatch):
+  rng = np.random.default_rng(0)
+
+  def shuffled(credit):
+    def other(group):
+      credits = credit(group)
+      return [credits[i] for i in rng.permutation(len(credits))] if len({len(e.steps) for e in group.episodes}) == 1 else [
+        Credit.uniform(float(credits[i].advantage[0]), len(e.steps)) for i, e in zip(rng.permutation(len(credits)), group.episodes)]  # fmt: skip
+
+    return other
+
+  def zero(credit):
+    return lambda group: [Credit.uniform(0.0, len(e.steps)) for e in group.episodes]
+
+  real = practised(copied, tmp_path / "real", monkeypatch, lambda credit: credit)
+  mixed_up = practised(copied, tmp_path / "shuffled", monkeypatch, shuffled)
+  none = practised(copied, tmp_path / "zero", monkeypatch, zero)
+  # n = 192 episodes each: a difference of two scores wobbles by about 5 points
+  assert real > 15 and mixed_up < 10 and abs(none) < 10, (real, mixed_up, none)
+  assert real > max(mixed_up, none) + 15, (real, mixed_up, none)
+
+
+def test_evaluate_runs_from_the_workdir_alone(straight):
+  env = os.environ | {"JAX_PLATFORMS": "cpu"}
+  done = subprocess.run([sys.executable, "evaluate.py", f"--workdir={straight}", "--tries=1", "--protocols=held_out,clean"],
+                        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=env)  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "held_out" in done.stdout and "4 tasks" in done.stdout and "ended by" in done.stdout
+  bad = subprocess.run([sys.executable, "evaluate.py", f"--workdir={straight.parent}"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+  assert bad.returncode != 0 and bad.stderr.count("\n") == 1 and "config.json" in bad.stderr
