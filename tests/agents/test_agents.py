@@ -234,10 +234,19 @@ def flat_batch(log_ratio, advantage, episode_id, mask=None, behaviour=-1.0, epis
   return score, batch
 
 
+def differentiate(phase, score):
+  """(log-ratios, batch) -> ((sum, (total, metrics)), gradient of the sum in the log-ratios)."""
+
+  def loss(ratios, batch):
+    total, metrics = phase.loss(score(ratios), batch)
+    return total.sum, (total, metrics)
+
+  return jax.value_and_grad(loss, has_aux=True)
+
+
 def run_loss(agent, log_ratio, advantage, episode_id, **kw):
   score, batch = flat_batch(log_ratio, advantage, episode_id, **kw)
-  loss = lambda ratios: (lambda total, metrics: (total.sum, (total, metrics)))(*agent.phases[0].loss(score(ratios), batch))
-  (_, (total, metrics)), grad = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(log_ratio, jnp.float32))
+  (_, (total, metrics)), grad = differentiate(agent.phases[0], score)(jnp.asarray(log_ratio, jnp.float32), batch)
   return float(total.mean()), np.asarray(grad), total, metrics
 
 
@@ -335,14 +344,14 @@ def test_losses_are_totals_that_masked_places_do_not_reach(name):
   mask = [True, True, False, True, False]
   for phase in agent(module(name)).phases:
     score, batch = flat_batch([0.1, -0.05, 0.2, 0.01, 0.3], [1.0, 1.0, 1.0, -1.0, -1.0], [0, 0, 0, 1, 1], mask=mask)
-    loss = lambda ratios, b: (lambda total, metrics: (total.sum, (total, metrics)))(*phase.loss(score(ratios), b))
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    run = jax.jit(differentiate(phase, score))
     ratios = np.array([0.1, -0.05, 0.2, 0.01, 0.3], np.float32)
     (_, (total, metrics)), grad = jax.device_get(run(ratios, batch))
     assert isinstance(total, Total) and total.sum.shape == total.count.shape == () and total.sum.dtype == jnp.float32
     assert total.count > 0 and all(isinstance(m, Total) for m in metrics.values())
     assert grad[[0, 1, 3]].any() and not grad[[2, 4]].any()
-    dirty = dataclasses.replace(batch, behaviour_logp=np.where(mask, batch.behaviour_logp, np.nan), advantage=np.where(mask, batch.advantage, 1e30))
+    logp, push = np.where(mask, batch.behaviour_logp, np.nan), np.where(mask, batch.advantage, 1e30)
+    dirty = dataclasses.replace(batch, behaviour_logp=logp.astype(np.float32), advantage=push.astype(np.float32))
     (_, (total2, metrics2)), grad2 = jax.device_get(run(np.where(mask, ratios, np.inf), dirty))
     assert total2 == total and np.array_equal(grad, grad2) and metrics2 == metrics
 

@@ -171,10 +171,16 @@ def test_an_empty_batch_has_the_shape_and_teaches_nothing():
 # -- episodes
 
 
+def of_episode(e):
+  """Items of a two-step episode, pushed by 0.5 and -2, with the second step left out of the loss."""
+  push, keep = Credit(np.array([0.5, -2.0], np.float32), None), np.array([True, False])
+  return episode_items(e, push, keep, positions=lambda record: np.arange(len(record))[None], image=lambda pixels: pixels)
+
+
 def test_each_token_gets_the_push_of_its_step(episode):
   """Two steps of 3 prompt and 2 written tokens; step 1 is left out of the loss but stays in the context."""
   e = episode(1)
-  items = episode_items(e, Credit(np.array([0.5, -2.0], np.float32), None), np.array([True, False]), lambda r: np.arange(len(r))[None], lambda p: p)
+  items = of_episode(e)
   assert [i.advantage.tolist() for i in items] == [[0, 0, 0, 0.5, 0.5], [0, 0, 0, -2, -2]]
   assert [i.learn.tolist() for i in items] == [[True] * 5, [False] * 5]
   assert [np.array_equal(i.images[0], e.steps[h].screen.pixels) for h, i in enumerate(items)] == [True, True]
@@ -187,7 +193,7 @@ def test_a_record_of_several_steps_gets_several_pushes(episode):
   names = [f.name for f in dataclasses.fields(TokenRecord)]
   whole = TokenRecord(**{n: np.concatenate([getattr(a, n), getattr(b, n)]) for n in names})
   e = dataclasses.replace(e, records=[dataclasses.replace(whole, image_place=np.array([1, 6]))])
-  (only,) = episode_items(e, Credit(np.array([0.5, -2.0], np.float32), None), np.array([True, False]), lambda r: np.arange(len(r))[None], lambda p: p)
+  (only,) = of_episode(e)
   assert only.advantage.tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0, -2, -2]
   assert only.learn.tolist() == [True] * 5 + [False] * 5
   assert [np.array_equal(p, e.steps[h].screen.pixels) for h, p in enumerate(only.images)] == [True, True]
@@ -231,15 +237,21 @@ def test_an_episode_larger_than_a_minibatch_is_refused():
 
 @pytest.fixture(scope="module")
 def learner(tiny_policy):
-  def objective(loss, params, batch):
-    features = tiny_policy.encode_images(params, batch.images)
-    hidden = tiny_policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
-    scores = Scores(*tiny_policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions))
-    total, metrics = loss(scores, batch)
-    return total.sum, (total, metrics)
+  """{agent: run(params, batch) -> ((sum, (total, metrics)), gradients)}, from screenshots to the loss."""
 
-  make = lambda module: jax.jit(jax.value_and_grad(lambda p, b: objective(module.make(module.defaults()).phases[0].loss, p, b), has_aux=True))
-  return {m.__name__: make(m) for m in (grpo, gspo)}
+  def compiled(module):
+    phase = module.make(module.defaults()).phases[0]
+
+    def objective(params, batch):
+      features = tiny_policy.encode_images(params, batch.images)
+      hidden = tiny_policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
+      scores = Scores(*tiny_policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions))
+      total, metrics = phase.loss(scores, batch)
+      return total.sum, (total, metrics)
+
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+  return {"grpo": compiled(grpo), "gspo": compiled(gspo)}
 
 
 @pytest.fixture(scope="module")
@@ -286,13 +298,13 @@ def assert_same(a, b):
     np.testing.assert_allclose(x, y, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("agent", ["agents.grpo", "agents.gspo"])
+@pytest.mark.parametrize("agent", ["grpo", "gspo"])
 def test_layout_changes_neither_loss_nor_gradients(agent, learner, items, tiny_params):
   run = learner[agent]
   want = learned(run, tiny_params, [laid_out(items, TIGHT)])
   assert abs(want[0]) > 1e-3 and max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want[1])) > 1e-3
   flat = [i for e in items for i in e]
-  count = {"agents.grpo": sum(int(i.record.is_action.sum()) for i in flat), "agents.gspo": 5}[agent]
+  count = {"grpo": sum(int(i.record.is_action.sum()) for i in flat), "gspo": 5}[agent]
   assert want[2] == count
   permuted = [items[i] for i in (3, 0, 4, 2, 1)]
   backwards = [[i] for i in range(8, -1, -1)]
@@ -302,7 +314,7 @@ def test_layout_changes_neither_loss_nor_gradients(agent, learner, items, tiny_p
   assert_same(learned(run, tiny_params, [laid_out(items[:2], ROOMY), laid_out(items[2:3], ROOMY), laid_out(items[3:], ROOMY)]), want)
 
 
-@pytest.mark.parametrize("agent", ["agents.grpo", "agents.gspo"])
+@pytest.mark.parametrize("agent", ["grpo", "gspo"])
 def test_poison_in_masked_places_changes_not_a_bit(agent, learner, items, tiny_params):
   batch = laid_out(items, ROOMY)
   mask, pad = batch.is_action, batch.segment_ids == 0
@@ -319,7 +331,7 @@ def test_poison_in_masked_places_changes_not_a_bit(agent, learner, items, tiny_p
     assert jax.tree.all(jax.tree.map(np.array_equal, got[1], want[1]))
 
 
-@pytest.mark.parametrize("agent", ["agents.grpo", "agents.gspo"])
+@pytest.mark.parametrize("agent", ["grpo", "gspo"])
 def test_a_step_left_out_is_as_good_as_absent(agent, learner, items, tiny_params):
   """keep = False masks a step's tokens; a batch without that record gives the same loss and gradients."""
   run = learner[agent]
@@ -328,7 +340,7 @@ def test_a_step_left_out_is_as_good_as_absent(agent, learner, items, tiny_params
   assert_same(learned(run, tiny_params, [laid_out(masked, ROOMY)]), learned(run, tiny_params, [laid_out(absent, ROOMY)]))
 
 
-@pytest.mark.parametrize("agent", ["agents.grpo", "agents.gspo"])
+@pytest.mark.parametrize("agent", ["grpo", "gspo"])
 def test_a_batch_in_which_nothing_learns_moves_nothing(agent, learner, items, tiny_params):
   nothing = [[dataclasses.replace(i, learn=np.zeros_like(i.learn)) for i in e] for e in items]
   (_, (total, _)), grads = learner[agent](tiny_params, laid_out(nothing, ROOMY))

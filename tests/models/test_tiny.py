@@ -210,15 +210,15 @@ def prefilled(policy, params, texts, cuts=()):
   features = jnp.concatenate([f for _, _, f in texts])
   cache, hidden = policy.init_cache(size, length + 5), []
   for start, end in itertools.pairwise((0, *cuts, length)):
-    part = lambda a: a[:, start:end]
-    h, cache = jitted(policy)[1](params, part(tokens), part(positions)[None], part(segment) > 0, features, part(slots), cache)
+    t, p, g, s = (a[:, start:end] for a in (tokens, positions, segment, slots))
+    h, cache = jitted(policy)[1](params, t, p[None], g > 0, features, s, cache)
     hidden.append(h)
   return jnp.concatenate(hidden, axis=1), cache
 
 
 def test_cached_decoding_sees_what_the_full_forward_sees(tiny_policy, tiny_params, texts, hidden_alone):
   hidden, cache = prefilled(tiny_policy, tiny_params, texts)
-  for i, (p, written, _) in enumerate(texts):
+  for i, (p, _, _) in enumerate(texts):
     np.testing.assert_allclose(hidden[i, : len(p.tokens)], hidden_alone[i][: len(p.tokens)], atol=1e-5)
   logits = jax.jit(lambda h: jax.nn.log_softmax(tiny_policy.logits(tiny_params, h)))
   for t in range(4):

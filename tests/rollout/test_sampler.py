@@ -116,7 +116,8 @@ def test_an_action_ends_with_its_end_token_or_at_the_limit(plain, prompts, tiny_
 
 def constant(policy, values):
   """The policy with one distribution everywhere: its logits are `values`, token 1 is the end token."""
-  return policy._replace(logits=lambda params, hidden: jnp.broadcast_to(jnp.asarray(values, jnp.float32), (*hidden.shape[:-1], len(values))))
+  row = np.array(values, np.float32)
+  return policy._replace(logits=lambda params, hidden: jnp.broadcast_to(row, (*hidden.shape[:-1], len(row))))
 
 
 def test_temperature_by_hand(tiny_policy, tiny_params, prompts):
