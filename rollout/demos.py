@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from core.pack import PackItem, episode_items
@@ -12,8 +14,9 @@ from rollout.turn import make_record
 
 
 def with_records(episode: Episode, policy: Policy) -> Episode:
-  """Gives a demonstration its token records, in the contexts the policy would have seen. Log-probabilities are 0: nobody
+  """A demonstration with token records of its text, in the contexts the policy would have seen. Log-probabilities are 0: nobody
   sampled these tokens, so they serve copying only."""
+  records = []
   for h, step in enumerate(episode.steps):
     ids = policy.tokenizer.encode(step.text) + [policy.tokenizer.eos_id]
     if len(ids) > policy.max_action:
@@ -23,8 +26,8 @@ def with_records(episode: Episode, policy: Policy) -> Episode:
       )
     nothing = np.zeros(len(ids), np.float32)
     sampled = Sampled(np.array(ids, np.int32), nothing, nothing, -1)
-    episode.records.append(make_record(policy.prompt(episode.goal, [step.screen.pixels], ""), sampled, h))
-  return episode
+    records.append(make_record(policy.prompt(episode.goal, [step.screen.pixels], ""), sampled, h))
+  return dataclasses.replace(episode, records=records)
 
 
 def items(episodes: list[Episode], policy: Policy) -> list[PackItem]:

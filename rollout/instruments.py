@@ -30,7 +30,8 @@ def group_curves(groups: list[Group]) -> dict[str, float]:
 def episode_curves(episodes: list[Episode], version: int) -> dict[str, float]:
   """Curves over fresh episodes. Lengths and entropies come from raw counts, not from the loss mask."""
   scored = [e for e in episodes if e.scored]
-  out = {"episodes/infra_error": 1 - len(scored) / max(len(episodes), 1)}
+  broken = [len(e.notes.get("faults", ())) for e in episodes]  # attempts that an infra error ended and that were run again
+  out = {"episodes/infra_error": (len(episodes) - len(scored) + sum(broken)) / max(len(episodes) + sum(broken), 1)}
   if not scored:
     return out
   steps = [s for e in scored for s in e.steps]
@@ -80,7 +81,8 @@ def strip(episode: Episode) -> tuple[np.ndarray, str]:
   """(screens of an episode side by side, its goal, end and texts as Markdown): what TensorBoard shows of it."""
   lines = [f"{h + 1}. {s.text}" for h, s in enumerate(episode.steps)]
   head = f"**{episode.goal}** -> {episode.end_cause}, rewards {episode.rewards}"
-  return np.concatenate([s.screen.pixels for s in episode.steps], axis=1), "\n\n".join([head, *lines])
+  screens = [s.screen.pixels for s in episode.steps] or [np.zeros((1, 1, 3), np.uint8)]  # an infra error may leave no step
+  return np.concatenate(screens, axis=1), "\n\n".join([head, *lines])
 
 
 def summary(evals: dict[str, dict], final: dict[str, dict]) -> dict:
@@ -121,6 +123,7 @@ def table(s: dict, copied: dict, practised: dict) -> str:
     f"{'unreadable':34}{pct(copied['unreadable']):>16}{pct(practised['unreadable']):>16}",
     f"{'nats an action on pop-up screens':34}{copied['entropy_popup'] or 0:16.2f}{practised['entropy_popup'] or 0:16.2f}",
     f"{'nats an action on other screens':34}{copied['entropy_plain'] or 0:16.2f}{practised['entropy_plain'] or 0:16.2f}",
+    f"groups of the last 5 updates: all-fail {pct(s['all_fail_end'] or 0)}, all-pass {pct(s['all_pass_end'] or 0)}",
     f"in-domain (practised tasks, new keys): {pct(s['in_domain'])}",
   ]  # fmt: skip
   return "\n".join(rows)

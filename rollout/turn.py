@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,6 @@ class Turn:
     self.trial, self.started = trial, time.monotonic()
     self.steps: list[Step] = []
     self.records: list[TokenRecord] = []
-    self.pieces: list[tuple] = []
     try:
       self.obs, info = self.env.reset(options={"task": trial.task})
     except InfraError as fault:
@@ -121,16 +121,32 @@ def make_record(prompt, sampled: Sampled, step: int) -> TokenRecord:
 
 
 def collect(
-  sampler: Sampler, envs: list, tries: Iterable[Try], policy: Policy, clock: Callable = lambda name, seconds: None
+  sampler: Sampler, envs: list, tries: Iterable[Try], policy: Policy, clock: Callable = lambda name, seconds: None, reruns: int = 2
 ) -> Iterator[Episode]:
   """Runs tries on a fixed set of environments and yields episodes as they finish. No barrier: a free environment takes the
-  next try at once, and the sampler batches whatever asks. clock(name, seconds) accounts the wall time."""
-  source = iter(tries)
+  next try at once, and the sampler batches whatever asks. clock(name, seconds) accounts the wall time.
+
+  A try that an infra error ended is run again, at most `reruns` times; notes["faults"] of its episode lists what broke before.
+  """
+  source, again = iter(tries), collections.deque()
+  faults: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
   idle, busy = [Turn(env, policy) for env in envs], []
+
+  def ended(turn: Turn, episode: Episode) -> list[Episode]:
+    """The turn is free again; its episode counts unless it is to be run again."""
+    idle.append(turn)
+    before = faults[episode.group, episode.try_index]
+    if not episode.scored and len(before) < reruns:
+      before.append(episode.end_cause)
+      again.append(turn.trial)
+      return []
+    episode.notes["faults"] = faults.pop((episode.group, episode.try_index))
+    return [episode]
+
   while True:
     started = time.monotonic()
     while idle:
-      trial = next(source, None)
+      trial = again.popleft() if again else next(source, None)
       if trial is None:
         break
       turn = idle.pop()
@@ -138,8 +154,7 @@ def collect(
       if failed is None:
         busy.append(turn)
       else:
-        idle.append(turn)
-        yield failed
+        yield from ended(turn, failed)
     if not busy:
       return
     prompts = [turn.prompt() for turn in busy]
@@ -154,8 +169,7 @@ def collect(
       if episode is None:
         still.append(turn)
       else:
-        finished.append(episode)
-        idle.append(turn)
+        finished += ended(turn, episode)
     busy = still
     clock("environments", time.monotonic() - answered + asked - started)
     yield from finished
