@@ -27,7 +27,7 @@ from configs import base
 from core import config as config_lib
 from core.checkpoint import Checkpointer
 from core.find import find
-from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
+from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers, read_jsonl
 from core.optimiser import check_finite, make_optimiser, use_compile_cache
 from core.pack import PackItem, episode_items, fit_rows, minibatches, number, shape_for, to_batch, useful_share
 from core.screens import write_atomic
@@ -94,9 +94,6 @@ def copy_loss(scores: Scores, batch: Batch):
   """Supervised fine-tuning: make the demonstrated tokens likely. The same mask as practice: agent tokens only."""
   mask = batch.is_action.reshape(-1)
   return token_mean(imitation_loss(scores.logp.reshape(-1), mask), mask), {"policy/entropy": token_mean(scores.entropy.reshape(-1), mask)}
-
-
-# ---------------------------------------------------------------- one run
 
 
 class Run:
@@ -285,6 +282,8 @@ def conclude(run: Run, params) -> None:
   final = {p.name: run.evaluate(params, p, cfg.eval.tries, f"practice_{p.name}") for p in
            (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)}  # fmt: skip
   summary = instruments.summary(evals, {k: dataclasses.asdict(v) for k, v in final.items()})
+  rows = read_jsonl(run.workdir / "metrics.jsonl")[-5:]  # where practice stands: what share of the groups cannot teach any more
+  summary |= {f"{k}_end": float(np.mean([r[f"groups/{k}"] for r in rows])) if rows else None for k in ("all_fail", "all_pass")}
   summary |= {"seconds": run.snapshot()["seconds"], "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name,
               "updates": cfg.practice.updates}  # fmt: skip
   write_atomic(run.workdir / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

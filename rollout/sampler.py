@@ -39,8 +39,8 @@ class Sampler:
     self._sample = jax.jit(partial(sample, policy), static_argnames=("greedy",))
 
   def load(self, weights: Weights) -> None:
-    """Swaps the weights; the next token is written under the new version."""
-    self.weights = weights
+    """Swaps the weights; the next token is written under the new version. A copy is kept: the learner donates its own."""
+    self.weights = Weights(jax.tree.map(jnp.copy, weights.params), weights.version)
 
   def act(self, prompts: list[Prompt], keys: np.ndarray) -> list[Sampled]:
     """One action for each prompt. keys uint32 [n, 2]: each prompt's own, so that a result does not depend on its batch."""

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -29,7 +30,7 @@ TINY = {
   "copy.demonstrations": 12, "copy.updates": 6, "copy.batch": 16, "practice.updates": 4, "practice.groups": 2, "practice.rounds": 1,
   "practice.slots": 8, "agent.group_size": 4, "agent.minibatch": 64, "agent.dynamic_sampling": False, "eval.tries": 1,
   "eval.every": 2, "env.held_out_tasks": 4, "env.practice_tasks": 4, "env.in_domain_tasks": 2, "save.every": 1, "save.copy_every": 2,
-  "save.keep": 20, "compile_cache": "",
+  "save.keep": 20, "compile_cache": tempfile.mkdtemp(prefix="practice-cache-"),
 }  # fmt: skip
 
 
