@@ -41,6 +41,9 @@ class Replay:
     return [e for kept in self._stored.values() for e in kept]
 
   def restore(self, episodes: list[Episode]) -> None:
+    """Takes back what `episodes` gave; where the size is smaller now, the latest of each task."""
     self._stored = {}
-    for e in episodes:
-      self._stored.setdefault(e.task_id, []).append(e)
+    for e in episodes if self.size else ():
+      kept = self._stored.setdefault(e.task_id, [])
+      kept.append(e)
+      del kept[: -self.size]

@@ -8,9 +8,8 @@ import pytest
 from core.schema import SUCCESS, Limits, Task, Unreadable
 from envs import actions
 from envs.errors import InfraError
+from models.base import Prompt
 from rollout.sampler import Sampled
-
-PROMPT = 5  # tokens of a scripted policy's prompt: goal, three for the image, and one that counts what was seen
 
 
 class Broken(InfraError):
@@ -67,7 +66,8 @@ class ScriptedEnv:
 
 
 class ScriptedPolicy:
-  """Prompts of 5 tokens. Its tokenizer writes but refuses to read: nothing in a rollout may tokenise agent text."""
+  """Prompts of 5 tokens: the goal's length, three for the image, a count. Its tokenizer writes but refuses to read: nothing in
+  a rollout may tokenise agent text."""
 
   def __init__(self):
     self.tokenizer = types.SimpleNamespace(decode=self._decode, encode=self._refuse, eos_id=1)
@@ -83,7 +83,7 @@ class ScriptedPolicy:
   def prompt(self, goal, screens, text):
     self.prompts += 1
     tokens = np.array([len(goal), 2, 2, 2, self.prompts], np.int32)
-    return types.SimpleNamespace(tokens=tokens, positions=np.arange(5)[None], image_place=np.array([1]), images=screens[-1][None], next_position=5)
+    return Prompt(tokens, np.arange(5)[None], np.array([1]), screens[-1][None], 5)
 
 
 class ScriptedSampler:

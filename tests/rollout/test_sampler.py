@@ -156,6 +156,16 @@ def test_versions_are_those_of_the_weights_that_wrote(tiny_policy, tiny_params, 
   plain.load(Weights(tiny_params, 0))
 
 
+def test_weights_outlive_the_learners_buffers(tiny_policy, tiny_params, prompts):
+  """K8: the learner donates the arrays it published; the sampler goes on with what it was given."""
+  mine = jax.tree.map(jnp.copy, tiny_params)
+  s = sampler(tiny_policy, mine)
+  want = s.act(prompts, keys(6))
+  jax.tree.map(lambda x: x.delete(), mine)
+  for a, b in zip(want, s.act(prompts, keys(6))):
+    same(a, b)
+
+
 def test_what_it_refuses(tiny_policy, prompts):
   for temperature in (-1.0, float("nan"), float("inf")):
     with pytest.raises(ValueError, match="temperature is"):
