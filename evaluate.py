@@ -23,6 +23,7 @@ from absl import app, flags
 
 from core import stats
 from core.find import find
+from core.host import keep_freed_memory, use_compile_cache
 from core.schema import Episode, Task
 from core.screens import write_atomic
 from core.state import Weights
@@ -166,6 +167,8 @@ def main(argv: list[str]) -> int:
   if not (workdir / "config.json").is_file():
     raise ValueError(f"--workdir={workdir} holds no config.json: give the folder of a run that train.py made")
   cfg = ml_collections.ConfigDict(json.loads((workdir / "config.json").read_text())["config"])
+  keep_freed_memory()
+  use_compile_cache(cfg.compile_cache)
   world = build(cfg)
   with Checkpointer(workdir / "checkpoints") as checkpoints:
     target = {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}

@@ -27,8 +27,9 @@ from configs import base
 from core import config as config_lib
 from core.checkpoint import Checkpointer
 from core.find import find
+from core.host import keep_freed_memory, use_compile_cache
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers, read_jsonl
-from core.optimiser import check_finite, make_optimiser, use_compile_cache
+from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, episode_items, fit_rows, minibatches, number, shape_for, to_batch, useful_share
 from core.screens import write_atomic
 from core.state import Batch, Scores, TrainState, Weights
@@ -78,7 +79,7 @@ def make_update(score, loss, optimiser, leash: float):
   @partial(jax.jit, donate_argnums=0)
   def update(state: TrainState, batch: Batch, demo: Batch | None):
     (value, metrics), grads = jax.value_and_grad(objective, has_aux=True)(state.params, batch, demo)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     good = jnp.isfinite(value) & jnp.isfinite(norm)
     grads = jax.tree.map(lambda g: jnp.where(good, g, 0.0), grads)
     step, opt_state = optimiser.update(grads, state.opt_state, state.params)
@@ -170,9 +171,6 @@ class Run:
     self.samples = episodes
     print(f"  {name}: {result.line()}", flush=True)
     return result
-
-
-# ---------------------------------------------------------------- copying
 
 
 def copying(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainState:
@@ -321,6 +319,7 @@ def main(argv: list[str]) -> int:
   try:
     cfg, flags = config_lib.load_config(argv)
     base.check(cfg)
+    keep_freed_memory()
     use_compile_cache(cfg.compile_cache)
     workdir = pathlib.Path(flags["workdir"])
     run = Run(cfg, workdir)

@@ -1,10 +1,7 @@
-"""The optimiser of a run, the check that stops a broken one, and the cache of compiled programs."""
+"""The optimiser of a run, and the check that stops a broken one."""
 
 from __future__ import annotations
 
-import os
-
-import jax
 import optax
 
 
@@ -22,11 +19,3 @@ def check_finite(out: dict, most: int) -> None:
   """Stops for good after too many refused steps in a row: something is broken, and going on would not mend it."""
   if int(out["skipped"]) >= most:
     raise FloatingPointError(f"{int(out['skipped'])} optimiser steps in a row had a loss or gradient that is not finite: stopped")
-
-
-def use_compile_cache(directory: str) -> None:
-  """A second start takes its compiled programs from here. Empty = off."""
-  if directory:
-    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
