@@ -298,7 +298,7 @@ def _check_key(key: str, config: ConfigDict, modes: Mapping[str, Any], file: str
     fields = _fields(at)
     if part not in fields:
       names = [k for k, _ in _leaves(config)]
-      near = nearest(part, fields) or _same_name(part, names) or nearest(key, names)
+      near = _same_name(part, names) or nearest(part, fields) or nearest(key, names)
       inside = f"config.{held}" if held else "config"
       raise ConfigError(f"--config.{key}: there is no {part!r} in {inside}{near}; it has: {', '.join(sorted(fields))}")
     at = fields[part]
@@ -341,7 +341,7 @@ def _parse(values: absl_flags.FlagValues, argv: list[str], config: ConfigDict) -
   except absl_flags.UnrecognizedFlagError as e:
     names = ["config", *(n for n in values if n not in ("flagfile", "undefok"))]
     fields = [f"config.{k}" for k, _ in _leaves(config)]
-    near = nearest(e.flagname, names) or _same_name(e.flagname, fields)
+    near = _same_name(e.flagname, fields) or nearest(e.flagname, names)
     raise ConfigError(
       f"there is no flag --{e.flagname}{near}; flags: {', '.join('--' + n for n in sorted(set(names)) if '.' not in n)}"
     ) from e
