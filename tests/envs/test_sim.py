@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 import envs.sim as sim
 from core.schema import SUCCESS, End, Limits, Task, Unreadable
-from envs.sim import desktop, phone, tasks
+from envs.sim import tasks
 from envs.sim.base import CLOSING_KEYS, COMPUTERS, SimEnv, expert_text, play
 from envs.sim.popups import LOOKS, PLACES, Luck, Popup, Popups
 
@@ -143,6 +142,22 @@ def test_luck_depends_on_the_seed_and_not_on_eligibility():
   full = look(draw(7, [True] * 20))
   assert look(draw(7, [False] * 5 + [True] * 15))[5:] == full[5:]  # the stream advances while none may come
   assert full != look(draw(8, [True] * 20))
+
+
+@both
+def test_no_popup_arrives_on_a_page_that_is_still_loading(computer):
+  """There is nothing to do on such a page but to wait."""
+  loading = arrived = 0
+  for task in sim_tasks(computer)[:24]:
+    env = started(computer, dataclasses.replace(task, limits=Limits(60)), Popups(0.6, 99))
+    while not env.done:
+      had = env.popup
+      env.step(expert_text(env))
+      loading += env.app.page == "loading"
+      if env.popup is not None and env.popup is not had:
+        arrived += 1
+        assert env.app.page != "loading"
+  assert loading > 5 and arrived > 50
 
 
 # -- the expert, the lazy and the limit
@@ -414,6 +429,19 @@ def test_the_observation_says_nothing_but_pixels_and_the_goal(computer):
 
 
 @both
+def test_the_picture_is_always_the_one_of_this_moment(computer):
+  """Pictures are cached by what they depend on: at every step of the script, and of clicks all over, a fresh drawing is the same."""
+  rng = np.random.default_rng(0)
+  for task in sim_tasks(computer)[:12]:
+    env = started(computer, dataclasses.replace(task, limits=Limits(60)), Popups(0.1, 2))
+    while not env.done:
+      scatter = at(computer, int(rng.integers(env.screen_size[0])), int(rng.integers(env.screen_size[1])))
+      shown = env.step(scatter if rng.random() < 0.4 else expert_text(env))[0]["screenshot"]
+      env._picture = None
+      assert np.array_equal(shown, env.render()), (task.id, env.steps)
+
+
+@both
 def test_the_start_screen_depends_on_the_seed_alone(computer):
   """The same start state with another goal looks the same: the wanted answer is nowhere in the picture."""
   module = COMPUTERS[computer][0]
@@ -445,92 +473,3 @@ def test_environments_share_the_tables_of_their_spaces_but_no_random_state():
   for space in (first.action_space, second.action_space):
     space.seed(1)
   assert first.action_space.sample() == second.action_space.sample()
-
-
-# -- task lists and knobs
-
-
-def what(task):
-  return task.family, json.dumps(task.params, sort_keys=True)
-
-
-@both
-def test_task_lists(computer):
-  lists = sim.task_lists(computer, sim.defaults())
-  assert {k: len(v) for k, v in lists.items()} == {"practice": 256, "in_domain": 32, "held_out": 96}
-  assert lists["in_domain"] == lists["practice"][:32]
-  shown = tasks.demonstration_tasks(computer, 2000, 0) + tasks.demonstration_tasks(computer, 200, 5)
-  everything = lists["practice"] + lists["held_out"] + shown
-  assert len({t.id for t in everything}) == len(everything)
-  held = {what(t) for t in lists["held_out"]}
-  assert len(held) == 96
-  assert not held & {what(t) for t in lists["practice"] + shown}
-  assert not {t.seed for t in lists["practice"]} & {t.seed for t in shown + lists["held_out"]}
-  for t in everything:
-    assert json.loads(json.dumps(t.params)) == t.params
-  again = sim.task_lists(computer, sim.defaults())
-  assert again == lists
-
-
-@both
-def test_held_out_tasks_come_from_every_family_alike(computer):
-  families = [t.family for t in tasks.held_out_tasks(computer)]
-  assert {families.count(f) for f in families} == {96 // len(set(families))}
-  practised = [t.family for t in tasks.practice_tasks(computer, 256)]
-  assert max(map(practised.count, set(practised))) - min(map(practised.count, set(practised))) <= 1
-
-
-@both
-def test_an_id_names_one_start_state(computer):
-  """Within a seed, different parameters have different ids; and the same id has the same goal, params and picture."""
-  named = {}
-  for family, combos in COMPUTERS[computer][0].families().items():
-    for params in combos:
-      task = tasks._task(computer, family, params, 5)
-      assert named.setdefault(task.id, (family, params)) == (family, params)
-  task = sim_tasks(computer)[1]
-  again = tasks.practice_tasks(computer, 2)[1]
-  assert again == task and np.array_equal(started(computer, task).render(), started(computer, again).render())
-
-
-def knobs(**changes):
-  cfg = sim.defaults()
-  cfg.update(changes)
-  return cfg
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [({"popup_chance": 1.5}, "env.popup_chance is 1.5, wanted a number from 0 to 1"),
-   ({"popup_chance": -0.1}, "env.popup_chance is -0.1"),
-   ({"popup_chance": float("nan")}, "env.popup_chance is nan"),
-   ({"popup_most": -1}, "env.popup_most is -1, wanted 0 or more"),
-   ({"popup_kinds": ("sign_in", "banner")}, "env.popup_kinds are .*banner.*corner.*notify"),
-   ({"popup_kinds": ()}, r"env.popup_kinds are \[\], wanted one or more"),
-   ({"in_domain_tasks": 0}, "env.in_domain_tasks is 0"),
-   ({"practice_tasks": 16}, r"env.in_domain_tasks is 32, wanted 1 to env.practice_tasks \(16\)"),
-   ({"practice_tasks": 0}, "env.practice_tasks"),
-   ({"held_out_tasks": 97}, "env.held_out_tasks is 97, wanted 1 to 96"),
-   ({"held_out_tasks": 0}, "env.held_out_tasks is 0")],
-)  # fmt: skip
-def test_bad_knobs_give_one_clear_line(changes, words):
-  with pytest.raises(ValueError, match=words) as e:
-    sim.check(knobs(**changes))
-  assert "\n" not in str(e.value)
-
-
-def test_explicit_zeros_are_honoured():
-  sim.check(knobs(popup_chance=0.0, popup_most=0))
-  assert sim.make("sim/phone", knobs(popup_chance=0.0)).popups.chance == 0.0
-  assert sim.make("sim/phone", knobs(popup_most=0)).popups.most == 0
-  env = sim.make("sim/desktop", knobs(popup_chance=1.0), clean=True)
-  assert env.popups.chance == 0.0
-  assert sim.make("sim/phone", knobs(popup_kinds=("corner",))).popups.kinds == ("corner",)
-
-
-@both
-def test_the_vocabulary_is_the_computers_own(computer):
-  pieces, size = sim.vocabulary(computer)
-  module = {"sim/phone": phone, "sim/desktop": desktop}[computer]
-  assert size == (module.WIDTH, module.HEIGHT) == started(computer).render().shape[1::-1]
-  assert set(pieces) == set(module.pieces())

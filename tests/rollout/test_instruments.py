@@ -26,7 +26,8 @@ def test_distinct_first_actions(group_of, episode):
 
 def test_groups_without_a_score_are_no_groups(group_of):
   assert instruments.group_curves([group_of([None, None])]) == {} == instruments.group_curves([])
-  assert instruments.group_curves([group_of([None, 1, None]), group_of([1, 0])])["groups/all_pass"] == 0.5
+  got = instruments.group_curves([group_of([None, 1, None]), group_of([0, 0]), group_of([None, None])])
+  assert (got["groups/all_pass"], got["groups/all_fail"], got["groups/mixed"]) == (0.5, 0.5, 0.0)
 
 
 def test_curves_of_episodes(episode):

@@ -89,10 +89,11 @@ def test_one_old_sibling_leaves_the_others(queue, episode):
 def test_an_episode_is_as_old_as_its_oldest_token(queue, episode):
   e = episode(1, version=9)
   first = e.records[0]
-  e.records[0] = dataclasses.replace(first, version=np.where(first.is_action, 5, -1).astype(np.int32))
+  e.records[0] = dataclasses.replace(first, version=np.array([-1, -1, -1, 9, 5], np.int32))  # weights swapped inside one action
+  assert first.is_action.tolist() == [False, False, False, True, True]
   queue.open("group", "task", 1)
   queue.add(e)
-  assert queue.take(9, 3) == ([], 1)
+  assert e.oldest_version == 5 and queue.take(9, 3) == ([], 1)
 
 
 def test_a_try_that_never_saw_a_screen_has_no_age(queue, episode):

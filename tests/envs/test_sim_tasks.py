@@ -1,0 +1,109 @@
+"""Task lists of the simulated computers, what a task's id promises, and knobs that are refused or honoured."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+import envs.sim as sim
+from envs.sim import desktop, phone, tasks
+from envs.sim.base import COMPUTERS, SimEnv
+
+both = pytest.mark.parametrize("computer", ["sim/phone", "sim/desktop"])
+
+
+@functools.cache
+def sim_tasks(computer):
+  return tasks.practice_tasks(computer, 64)
+
+
+def start_screen(computer, task):
+  env = SimEnv(computer)
+  return env.reset(options={"task": task})[0]["screenshot"]
+
+
+def what(task):
+  return task.family, json.dumps(task.params, sort_keys=True)
+
+
+@both
+def test_task_lists(computer):
+  lists = sim.task_lists(computer, sim.defaults())
+  assert {k: len(v) for k, v in lists.items()} == {"practice": 256, "in_domain": 32, "held_out": 96}
+  assert lists["in_domain"] == lists["practice"][:32]
+  shown = tasks.demonstration_tasks(computer, 2000, 0) + tasks.demonstration_tasks(computer, 200, 5)
+  everything = lists["practice"] + lists["held_out"] + shown
+  assert len({t.id for t in everything}) == len(everything)
+  held = {what(t) for t in lists["held_out"]}
+  assert len(held) == 96
+  assert not held & {what(t) for t in lists["practice"] + shown}
+  assert not {t.seed for t in lists["practice"]} & {t.seed for t in shown + lists["held_out"]}
+  for t in everything:
+    assert json.loads(json.dumps(t.params)) == t.params
+  again = sim.task_lists(computer, sim.defaults())
+  assert again == lists
+
+
+@both
+def test_held_out_tasks_come_from_every_family_alike(computer):
+  families = [t.family for t in tasks.held_out_tasks(computer)]
+  assert {families.count(f) for f in families} == {96 // len(set(families))}
+  practised = [t.family for t in tasks.practice_tasks(computer, 256)]
+  assert max(map(practised.count, set(practised))) - min(map(practised.count, set(practised))) <= 1
+
+
+@both
+def test_an_id_names_one_start_state(computer):
+  """Within a seed, different parameters have different ids; and the same id has the same goal, params and picture."""
+  named = {}
+  for family, combos in COMPUTERS[computer][0].families().items():
+    for params in combos:
+      task = tasks._task(computer, family, params, 5)
+      assert named.setdefault(task.id, (family, params)) == (family, params)
+  task = sim_tasks(computer)[1]
+  again = tasks.practice_tasks(computer, 2)[1]
+  assert again == task and np.array_equal(start_screen(computer, task), start_screen(computer, again))
+
+
+def knobs(**changes):
+  cfg = sim.defaults()
+  cfg.update(changes)
+  return cfg
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [({"popup_chance": 1.5}, "env.popup_chance is 1.5, wanted a number from 0 to 1"),
+   ({"popup_chance": -0.1}, "env.popup_chance is -0.1"),
+   ({"popup_chance": float("nan")}, "env.popup_chance is nan"),
+   ({"popup_most": -1}, "env.popup_most is -1, wanted 0 or more"),
+   ({"popup_kinds": ("sign_in", "banner")}, "env.popup_kinds are .*banner.*corner.*notify"),
+   ({"popup_kinds": ()}, r"env.popup_kinds are \[\], wanted one or more"),
+   ({"in_domain_tasks": 0}, "env.in_domain_tasks is 0"),
+   ({"practice_tasks": 16}, r"env.in_domain_tasks is 32, wanted 1 to env.practice_tasks \(16\)"),
+   ({"practice_tasks": 0}, "env.practice_tasks"),
+   ({"held_out_tasks": 97}, "env.held_out_tasks is 97, wanted 1 to 96"),
+   ({"held_out_tasks": 0}, "env.held_out_tasks is 0")],
+)  # fmt: skip
+def test_bad_knobs_give_one_clear_line(changes, words):
+  with pytest.raises(ValueError, match=words) as e:
+    sim.check(knobs(**changes))
+  assert "\n" not in str(e.value)
+
+
+def test_explicit_zeros_are_honoured():
+  sim.check(knobs(popup_chance=0.0, popup_most=0))
+  assert sim.make("sim/phone", knobs(popup_chance=0.0)).popups.chance == 0.0
+  assert sim.make("sim/phone", knobs(popup_most=0)).popups.most == 0
+  env = sim.make("sim/desktop", knobs(popup_chance=1.0), clean=True)
+  assert env.popups.chance == 0.0
+  assert sim.make("sim/phone", knobs(popup_kinds=("corner",))).popups.kinds == ("corner",)
+
+
+@both
+def test_the_vocabulary_is_the_computers_own(computer):
+  pieces, size = sim.vocabulary(computer)
+  module = {"sim/phone": phone, "sim/desktop": desktop}[computer]
+  assert size == (module.WIDTH, module.HEIGHT) == start_screen(computer, sim_tasks(computer)[0]).shape[1::-1]
+  assert set(pieces) == set(module.pieces())
