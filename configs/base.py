@@ -16,7 +16,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
       "copy": {
         "path": "",  # trajectory records (JSON lines) to copy; empty = the simulator's scripted demonstrations
         "demonstrations": 1500,  # scripted episodes
-        "updates": 1000,
+        "updates": 800,
         "batch": 128,  # steps a batch
         "lr": 3e-3,
         "warmup": 60,

@@ -16,7 +16,6 @@ from configs.common import parse_arg
 def get_config(arg=""):
   mode = parse_arg(arg, agent="arpo", smoke=False, out_of_reach=False)
   cfg = base.compose("osworld", mode.agent, "sim/desktop")
-  cfg.practice.updates = 32
   if mode.out_of_reach:
     cfg.env.popup_kinds = ("corner",)
   if mode.smoke:

@@ -22,6 +22,7 @@ TEMPLATES = (
 )
 # Words a dismissing button can carry: on the shops' welcome pages (demonstrated) and on pop-ups (never demonstrated).
 DISMISS = ("Not now", "Close", "No thanks")
+BACKGROUND = (225, 232, 240)
 CLOSE_POPUP = ("", "tap", {"at": "dismiss"})
 GRID_X = [round(i / GRID * (WIDTH - 1)) for i in range(GRID + 1)]
 GRID_Y = [round(i / GRID * (HEIGHT - 1)) for i in range(GRID + 1)]
@@ -63,7 +64,6 @@ class Phone:
   """The applications of one phone. The seed fixes layout, slow pages and start page; actions do the rest."""
 
   size = (WIDTH, HEIGHT)
-  background = (225, 232, 240)
 
   def __init__(self, task: Task):
     rng = np.random.default_rng([task.seed, 1])
@@ -74,17 +74,23 @@ class Phone:
     self.shop, self.query, self.opened = "", "", -1
     self.loading, self.after = 0, ""
     self._loads = rng.choice([0, 0, 0, 1, 2], size=8).tolist()  # how many waits each page load needs
-    self.splash_label, self.splash_place = int(rng.integers(3)), int(rng.integers(3))
-    self.splash_dx, self.splash_dy = int(rng.integers(-3, 4)), int(rng.integers(-3, 4))
+    self.splash_label = int(rng.integers(3))
+    self.splash_dx, self.splash_y = int(rng.integers(-3, 4)), int(rng.integers(4, 94))
     self.splash = rng.random() < 0.6
     self.bar_y, self.box_y = int(rng.integers(4, 12)), int(rng.integers(34, 50))
     self.left, self.right = int(rng.integers(2, 8)), int(rng.integers(88, 95))
+    # another application: what it shows differs from phone to phone, light or dark
+    self.background = (int(rng.integers(90, 236)),) * 3 if self.page == "other" else BACKGROUND
+    self.other = []
+    for _ in range(int(rng.integers(2, 5))):
+      x, y, style = int(rng.integers(0, 30)), int(rng.integers(22, 130)), ("row", "panel", "decoy")[rng.integers(3)]
+      rect = Rect(x, y, min(x + int(rng.integers(40, 91)), WIDTH), y + int(rng.integers(14, 41)))
+      self.other.append(Widget("", rect, "", style))
     self.row_h, self.title = int(rng.integers(18, 22)), ("Mail", "Photos", "Maps")[rng.integers(3)]
 
   def widgets(self) -> list[Widget]:
     if self.page == "other":
-      rows = [Widget("", Rect(0, 24 + 26 * i, WIDTH, 46 + 26 * i), "", "row") for i in range(4)]
-      return [Widget("", Rect(0, 0, WIDTH, 18), self.title, "title"), *rows]
+      return [Widget("", Rect(0, 0, WIDTH, 18), self.title, "title"), *self.other]
     y = self.bar_y
     bar = Widget("bar", Rect(self.left, y, self.right, y + 17), (self.bar_text or "address")[-14:],
                  "focus" if self.focus == "bar" else "field")  # fmt: skip
@@ -94,7 +100,7 @@ class Phone:
     elif self.page == "error":
       out.append(Widget("", Rect(10, 60, 90, 76), "No such page", "text"))
     elif self.page == "splash":
-      x, top = 8 + self.splash_dx, (26, 52, 92)[self.splash_place] + self.splash_dy
+      x, top = 8 + self.splash_dx, self.splash_y
       out.append(Widget("", Rect(x, top, x + 80, top + 64), "", "panel"))
       out.append(Widget("", Rect(x + 6, top + 2, x + 74, top + 14), "Welcome", "text"))
       out.append(Widget("dismiss", Rect(x + 6, top + 39, x + 74, top + 59), DISMISS[self.splash_label], "button"))
@@ -163,6 +169,7 @@ class Phone:
   def _press(self, key: str) -> None:
     if key == "HOME" or (key == "BACK" and self.page in ("other", "error", "shop", "splash")):
       self.page, self.focus, self.bar_text, self.box_text = "home", "", "", ""
+      self.background = BACKGROUND
     elif key == "BACK":
       self.page = {"results": "shop", "item": "results"}.get(self.page, self.page)
       self.opened = -1
