@@ -1,0 +1,60 @@
+"""The shipped configs: what design decisions fix about them, and that every mode composes and passes its own checks."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from configs import base
+from core.find import available
+
+CONFIGS = sorted(p.stem for p in pathlib.Path(base.__file__).parent.glob("*.py") if p.stem not in ("__init__", "base", "common"))
+
+
+def get(name: str, arg: str = ""):
+  return importlib.import_module(f"configs.{name}").get_config(arg)
+
+
+def test_the_folder_holds_the_two_systems_of_this_version():
+  assert CONFIGS == ["android", "osworld"]
+
+
+def test_bands_and_agents_are_the_systems_own():
+  # ARPO: 0.2 below, 0.3 above, up to 8 successes per task (arXiv 2505.16282); DAPO's Clip-Higher 0.2 / 0.28 for GRPO (lesson ch. 4)
+  desktop, phone = get("osworld"), get("android")
+  assert (desktop.agent.name, desktop.agent.clip_low, desktop.agent.clip_high, desktop.agent.replay) == ("arpo", 0.2, 0.3, 8)
+  assert (phone.agent.name, phone.agent.clip_low, phone.agent.clip_high) == ("grpo", 0.2, 0.28)
+  for cfg in (desktop, phone):
+    assert cfg.agent.group_size == 8 and cfg.practice.max_age == 2 and cfg.practice.temperature == 1.0
+    assert (cfg.env.practice_tasks, cfg.env.in_domain_tasks, cfg.env.held_out_tasks) == (256, 32, 96)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("arg", ["", "smoke", "out_of_reach", *(f"agent={a}" for a in available("agents", having="make"))])
+def test_every_mode_composes_locks_and_passes_its_checks(name, arg):
+  cfg = get(name, arg)
+  assert cfg.is_locked and cfg.name == name
+  base.check(cfg)
+  if arg.startswith("agent="):
+    assert cfg.agent.name == arg.split("=")[1]
+
+
+def test_gspo_brings_its_own_band_with_it():
+  assert (get("osworld", "agent=gspo").agent.clip_low, get("osworld", "agent=gspo").agent.clip_high) == (3e-4, 4e-4)
+
+
+def test_out_of_reach_shows_only_the_pop_up_that_copying_cannot_close():
+  assert get("android", "out_of_reach").env.popup_kinds == ("corner",)
+  assert "corner" not in get("android").env.popup_kinds
+
+
+def test_smoke_is_smaller_in_every_costly_size():
+  for name in CONFIGS:
+    small, full = get(name, "smoke"), get(name)
+    assert small.copy.updates < full.copy.updates and small.practice.updates < full.practice.updates
+    assert small.env.held_out_tasks == full.env.held_out_tasks  # the same protocol, fewer tries
+
+
+def test_the_banner_says_in_plain_words_that_this_is_the_embedded_default():
+  text = base.banner(get("android"), "runs/x")
+  assert "simulated" in text and "--config.env.image" in text and "--config.policy.checkpoint" in text
