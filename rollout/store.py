@@ -200,7 +200,7 @@ def _where(filters: dict[str, Any]) -> tuple[str, list[Any]]:
       values += wanted
     else:
       sql += f" AND {FILTERS[name]} IS ?"
-      values.append(wanted.value if isinstance(wanted, End) else wanted)
+      values.append(wanted)  # an End is a str
   return sql, values
 
 

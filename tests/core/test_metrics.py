@@ -28,6 +28,7 @@ def test_each_update_is_one_point_and_one_line(tmp_path):
     for i in range(3):
       row = m.write(i, {"reward/success": i / 4, "policy/lr": np.float32(0.5), "episodes/steps": jnp.int32(7), "a": True})
   assert row == {"reward/success": 0.5, "policy/lr": 0.5, "episodes/steps": 7, "a": 1, "diagnosis/nonfinite": 0}
+  assert [type(row[k]) for k in ("reward/success", "episodes/steps", "a")] == [float, int, int]
   rows = read_jsonl(tmp_path / "metrics.jsonl")
   assert [r["update"] for r in rows] == [0, 1, 2] and rows[2] == {"update": 2} | row
   assert curves(tmp_path)["reward/success"] == [(0, 0.0), (1, 0.25), (2, 0.5)]
@@ -317,6 +318,15 @@ def test_progress_leaves_out_what_is_not_known_and_forgets_the_slow_first_update
   assert p.line(104).endswith("0:00:00 left")
 
 
+def test_time_left_follows_the_last_ten_updates():
+  clock = Clock()
+  p = Progress("update", 100, out=lambda text: None, clock=clock)
+  for i in range(1, 41):
+    clock.now += 60 if i <= 30 else 1
+    text = p.line(i)
+  assert text == "update 40/100  0:01:00 left"
+
+
 def test_time_left_counts_updates_when_lines_are_rare():
   clock = Clock()
   p = Progress("copying", 100, out=lambda text: None, clock=clock)
@@ -343,8 +353,18 @@ def test_entropy_alarms_both_ways(now, name):
 
 
 def test_entropy_is_heard_in_the_first_updates_too():
-  tags, _ = rung([{"policy/entropy": e} for e in [1.1, 0.1]])
+  tags, _ = rung([{"policy/entropy": e} for e in [1.1, 0.15]])  # under a fifth of the first, not of the median of both
   assert tags[1]["diagnosis/entropy_low"] == 1
+
+
+def test_a_halved_entropy_is_no_collapse():
+  tags, lines = rung([{"policy/entropy": e} for e in [1.1] * 6 + [0.5] * 3])
+  assert not lines and not any(sum(t.values()) for t in tags)
+
+
+def test_a_slow_collapse_is_measured_from_the_start():
+  tags, _ = rung([{"policy/entropy": e} for e in [1.1] * 5 + [0.5] * 20 + [0.3] * 20 + [0.2]])
+  assert [t["diagnosis/entropy_low"] for t in tags] == [0] * 45 + [1]
 
 
 def test_one_odd_first_update_does_not_set_the_start():
@@ -372,9 +392,7 @@ def test_shares_alarm_on_their_mean_over_the_window(name, quiet, loud):
   assert all(line.startswith(f"ALARM {name} at update") for line in lines) and len(lines) == 2
 
 
-@pytest.mark.parametrize(
-  "name, tag, quiet, loud", [("mismatch", "policy/mismatch_kl", 0.01, 0.011), ("age", "episodes/age_max", 4, 5)]
-)
+@pytest.mark.parametrize("name, tag, quiet, loud", [("mismatch", "policy/mismatch_kl", 0.01, 0.011), ("age", "episodes/age_max", 4, 5)])
 def test_mismatch_and_age_alarm_at_once(name, tag, quiet, loud):
   tags, lines = rung([{tag: quiet}, {tag: loud}, {tag: loud}, {tag: quiet}, {tag: loud}])
   assert [t[f"diagnosis/{name}"] for t in tags] == [0, 1, 1, 0, 1]
