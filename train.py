@@ -30,7 +30,7 @@ from core.find import find
 from core.host import keep_freed_memory, use_compile_cache
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers, read_jsonl
 from core.optimiser import check_finite, make_optimiser
-from core.pack import PackItem, episode_items, fit_rows, minibatches, number, shape_for, to_batch, useful_share
+from core.pack import PackItem, arrange, episode_items, minibatches, number, shape_for, to_batch, useful_share
 from core.screens import write_atomic
 from core.state import Batch, Scores, TrainState, Weights
 from core.stop import Stop, StopSignals
@@ -159,8 +159,7 @@ class Run:
     return tasks[self.host["order"].pop()]
 
   def batch(self, items: list[PackItem], shape) -> Batch:
-    rows = fit_rows([len(i.record) for i in items], shape.row_tokens)
-    return to_batch(items, rows, shape, self.blank)
+    return to_batch(items, arrange(items, shape), shape, self.blank)
 
   def evaluate(self, params, protocol, tries: int, name: str) -> evaluate.Score:
     weights, slots = Weights(params, self.host["version"]), self.cfg.practice.slots
@@ -281,7 +280,9 @@ def conclude(run: Run, params) -> None:
            (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)}  # fmt: skip
   summary = instruments.summary(evals, {k: dataclasses.asdict(v) for k, v in final.items()})
   rows = read_jsonl(run.workdir / "metrics.jsonl")[-5:]  # where practice stands: what share of the groups cannot teach any more
-  summary |= {f"{k}_end": float(np.mean([r[f"groups/{k}"] for r in rows])) if rows else None for k in ("all_fail", "all_pass")}
+  for k in ("all_fail", "all_pass"):
+    seen = [r[f"groups/{k}"] for r in rows if f"groups/{k}" in r]
+    summary[f"{k}_end"] = float(np.mean(seen)) if seen else None
   summary |= {"seconds": run.snapshot()["seconds"], "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name,
               "updates": cfg.practice.updates}  # fmt: skip
   write_atomic(run.workdir / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

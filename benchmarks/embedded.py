@@ -1,76 +1,68 @@
-"""Speeds of the embedded default, measured in one process on this machine, as rates and as ratios to each other.
+"""Speeds of the embedded default, read off a short run of train.py on this machine, started twice.
 
   python -m benchmarks.embedded [--name=android|osworld]
+
+The first start has an empty cache of compiled programs, the second takes them from it; rates are of the updates after the
+first, as ratios to each other where another machine's numbers would not compare.
 """
 
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 
-import jax
 import numpy as np
 from absl import app, flags
 
 import evaluate
-import train
 from core.config import load_config
-from core.optimiser import make_optimiser
-from core.pack import minibatches, useful_share
-from core.state import TrainState, Weights
-from rollout import demos
-from rollout.sampler import Sampler
-from rollout.turn import Try, collect
+from core.metrics import read_jsonl
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHORT = ("copy.updates=100", "copy.demonstrations=200", "practice.updates=6", "eval.tries=1", "eval.every=0")
 
 
-def best(work, repeats: int = 5) -> float:
-  """Seconds of the fastest of a few runs, after one to warm up."""
-  work()
-  times = []
-  for _ in range(repeats):
-    started = time.perf_counter()
-    work()
-    times.append(time.perf_counter() - started)
-  return min(times)
+def start(name: str, folder: pathlib.Path, number: int) -> tuple[float, list[dict]]:
+  """(seconds until the first update of copying was printed, rows of metrics.jsonl) of one short run."""
+  workdir = folder / f"run{number}"
+  knobs = [f"--config.{k}" for k in (*SHORT, f"compile_cache={folder / 'cache'}", "agent.dynamic_sampling=False")]
+  command = [sys.executable, "train.py", f"--config=configs/{name}.py", f"--workdir={workdir}", *knobs]
+  began, first = time.perf_counter(), None
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+  for line in process.stdout:
+    if first is None and line.startswith("copying "):
+      first = time.perf_counter() - began
+  if process.wait() or first is None:
+    raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+  return first, read_jsonl(workdir / "metrics.jsonl")
+
+
+def simulator_rate(name: str) -> float:
+  """Steps a second of the simulator under its scripted expert, in this process."""
+  cfg, _ = load_config(["benchmark", f"--config=configs/{name}.py"])
+  world = evaluate.build(cfg)
+  world.demonstrations(20, 0)
+  began = time.perf_counter()
+  steps = sum(len(e.steps) for e in world.demonstrations(300, 1))
+  return steps / (time.perf_counter() - began)
 
 
 def main(argv: list[str]) -> None:
-  cfg, _ = load_config(["benchmark", f"--config=configs/{FLAGS.name}.py", "--workdir=/tmp/unused", "--config.copy.demonstrations=64"])
-  run = train.Run(cfg, pathlib.Path("/tmp/unused"))
-  episodes = run.world.demonstrations(64, 0)
-  steps = sum(len(e.steps) for e in episodes)
-  simulator = best(lambda: run.world.demonstrations(64, 0)) / steps
-  params = jax.jit(run.policy.init)(jax.random.key(0))
-  sampler = Sampler(run.policy, evaluate.BUCKETS)
-  sampler.load(Weights(params, 0))
-  prompts = [run.policy.prompt(e.goal, [e.steps[0].screen.pixels], "") for e in episodes]
-  keys = np.arange(128, dtype=np.uint32).reshape(64, 2)
-  sampling = best(lambda: sampler.act(prompts, keys)) / 64
-  items = demos.items(episodes, run.policy)
-  batch = run.batch(minibatches([[i] for i in items[: run.phase.minibatch]], run.phase.minibatch, run.rng)[0], run.shape)
-  optimiser, _ = make_optimiser(cfg.practice, 1.0, None)
-  update = train.make_update(run.score, run.phase.loss, optimiser, 0.0)
-  state = TrainState.create(params, optimiser)
-
-  def learn():
-    nonlocal state
-    state, out = update(state, batch, None)
-    jax.block_until_ready(out["policy/loss"])
-
-  learning = best(learn) / len(items[: run.phase.minibatch])
-  packing = best(lambda: run.batch(items[: run.phase.minibatch], run.shape)) / len(items[: run.phase.minibatch])
-  tries = [Try(t, f"b{i}", 0, np.array([1, i], np.uint32)) for i, t in enumerate(run.world.tasks["practice"][:64])]
-  envs = [run.world.make_env() for _ in range(64)]
-  rollout = list(collect(sampler, envs, tries, run.policy))
-  started = time.perf_counter()
-  rollout = list(collect(sampler, envs, tries, run.policy))
-  rolled = (time.perf_counter() - started) / sum(len(e.steps) for e in rollout)
-  print(f"simulator with its scripted expert   {1 / simulator:8.0f} steps a second")
-  print(f"sampler, 64 sessions                 {1 / sampling:8.0f} steps a second, {simulator / sampling:.3f} simulator steps fit into one")
-  print(f"rollout, both and the host's share   {1 / rolled:8.0f} steps a second, host share {1 - sampling / rolled:.2f}")
-  print(f"one optimiser step                   {1 / learning:8.0f} steps a second, {learning / sampling:.2f} times a sampled step")
-  print(f"packing                              {1 / packing:8.0f} steps a second, {packing / learning:.2f} of the optimiser step")
-  print(f"useful tokens in a batch             {useful_share(batch):8.2f}")
+  del argv
+  rate = simulator_rate(FLAGS.name)
+  with tempfile.TemporaryDirectory() as folder:
+    (cold, _), (warm, rows) = (start(FLAGS.name, pathlib.Path(folder), i) for i in (1, 2))
+  mean = lambda key: float(np.mean([r[key] for r in rows[1:]]))
+  steps = mean("rate/episodes_per_minute") / 60 * mean("episodes/steps")
+  print(f"simulator with its scripted expert     {rate:8.0f} steps a second")
+  print(f"practice as a whole                    {steps:8.0f} steps a second, {mean('rate/episodes_per_minute'):.0f} episodes a minute")
+  print("wall time  " + "  ".join(f"{k} {mean('time/' + k):.2f}" for k in ("environments", "sampling", "training", "publish")))
+  print(f"useful tokens in a batch               {mean('rate/useful_tokens'):8.2f}")
+  print(f"compilations after the first update    {sum(r['rate/compiles'] for r in rows[1:]):8.0f}")
+  print(f"start to the 50th copying update       {cold:8.1f} s with an empty cache, {warm:.1f} s from it ({cold / warm:.1f} times)")
 
 
 FLAGS = flags.FLAGS

@@ -271,8 +271,8 @@ def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, 
   def shuffled(credit):
     def other(group):
       credits = credit(group)
-      return [credits[i] for i in rng.permutation(len(credits))] if len({len(e.steps) for e in group.episodes}) == 1 else [
-        Credit.uniform(float(credits[i].advantage[0]), len(e.steps)) for i, e in zip(rng.permutation(len(credits)), group.episodes)]  # fmt: skip
+      order = rng.permutation(len(credits))
+      return [Credit.uniform(float(credits[i].advantage[0]), len(e.steps)) for i, e in zip(order, group.episodes)]
 
     return other
 

@@ -73,7 +73,7 @@ class Phone:
     self.bar_text, self.box_text = "", ""
     self.shop, self.query, self.opened = "", "", -1
     self.loading, self.after = 0, ""
-    self._loads = rng.choice([0, 0, 0, 1, 2], size=8).tolist()  # how many waits each page load needs
+    self._loads = rng.choice([0, 0, 0, 1, 2], size=8).tolist()  # steps until each page load is there: 0 and 1 show no loading page
     self.splash_label = int(rng.integers(3))
     self.splash_dx, self.splash_y = int(rng.integers(-3, 4)), int(rng.integers(4, 94))
     self.splash = rng.random() < 0.6
