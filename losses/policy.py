@@ -152,9 +152,8 @@ def reference_match_loss(
     raise ValueError(f"beta is {beta}, wanted a number above 0")
   drift = _drift(logp_N, ref_logp_N, mask_N, unit_id_N, num_units)
   _length_is(num_units, advantage_U=advantage_U)
-  some = drift.count > 0
-  (advantage,) = _constants(some, advantage_U)
-  return jnp.where(some, jnp.square(beta * (drift.sum if average == "sum" else drift.mean()) - advantage), 0.0)
+  (advantage,) = _constants(drift.count > 0, advantage_U)  # a unit without tokens: drift 0 against advantage 0
+  return jnp.square(beta * (drift.sum if average == "sum" else drift.mean()) - advantage)
 
 
 def reference_match_code_loss(logp_N, ref_logp_N, advantage_U, mask_N, unit_id_N, num_units: int) -> Array:
@@ -181,10 +180,8 @@ def reference_match_code_loss(logp_N, ref_logp_N, advantage_U, mask_N, unit_id_N
 
 def _drift(logp_N, ref_logp_N, mask_N, unit_id_N, num_units: int):
   """Total over each unit's tokens of log pi - log pi_ref. Not clamped: a clamp would stop the very pull that is wanted."""
-  length = same_length(logp_N=logp_N, ref_logp_N=ref_logp_N, mask_N=mask_N, unit_id_N=unit_id_N)
-  mask = as_mask(mask_N, length)
-  (ref,) = _constants(mask, ref_logp_N)
-  return segment_total(jnp.where(mask, f32(logp_N), 0.0) - ref, unit_id_N, num_units, mask)
+  same_length(logp_N=logp_N, ref_logp_N=ref_logp_N, mask_N=mask_N, unit_id_N=unit_id_N)
+  return segment_total(f32(logp_N) - jax.lax.stop_gradient(f32(ref_logp_N)), unit_id_N, num_units, mask_N)
 
 
 def _bernoulli_kl(old_logp: Array, new_logp: Array) -> Array:

@@ -16,6 +16,7 @@ from losses.policy import (
   sapo_loss,
 )
 from losses.ratios import token_ratio
+from losses.reduce import token_mean
 
 
 def near(a, b, atol=1e-5):
@@ -155,6 +156,8 @@ def test_dppo_kl_threshold():
   assert dppo_loss(*args, divergence="kl", high=0.145)[1].tolist() == [False]
   sure = dppo_loss(np.zeros(1), np.log([0.5]), np.ones(1), np.ones(1), divergence="kl")
   assert np.isfinite(sure[0][0]) and sure[1].tolist() == [True]  # probability exactly 1
+  fell = dppo_loss(np.log([0.25]), np.zeros(1), -np.ones(1), np.ones(1), divergence="kl")  # from exactly 1: KL = ln 4
+  assert np.isfinite(fell[0][0]) and fell[1].tolist() == [True]
 
 
 def test_dppo_caps_the_ratio():
@@ -244,6 +247,14 @@ def test_poison_at_masked_places(name, poison):
   dirty_value, dirty_grad = jax.value_and_grad(loss)(jnp.array(dirty[0], jnp.float32), *dirty[1:])
   assert value == dirty_value and np.array_equal(grad, dirty_grad)
   assert dirty_grad[1] == dirty_grad[3] == 0 and np.any(grad != 0)
+
+
+@pytest.mark.parametrize("function", [lambda r, a: clipped_loss(r, a)[0], sapo_loss])
+def test_poisoned_advantage_under_a_mask_costs_the_ratio_no_gradient(function):
+  # the ratio is finite, the push is not, and only the reduction knows the mask: 0 x NaN must not come back
+  loss = lambda r: token_mean(function(r, np.array([1.0, np.nan])), np.array([1, 0])).mean()
+  grad = jax.grad(loss)(jnp.ones(2))
+  assert np.isfinite(grad).all() and grad[0] != 0 and grad[1] == 0
 
 
 def test_a_nan_that_counts_stays_visible_in_the_loss():

@@ -75,6 +75,9 @@ def test_sequence_ratio_is_a_geometric_mean_of_agent_tokens_only():
   s = sequence_ratio(new, np.full(3, -5.0), mask, unit, 1)
   np.testing.assert_allclose(s, [1.0], atol=1e-6)
   assert clipped_loss(s, np.ones(1), clip_low=3e-4, clip_high=4e-4)[1].tolist() == [False]
+  # a mean that is not 0: (0.4 + 0.2) / 2, divided by the 2 agent tokens and not by all 3
+  off = sequence_ratio(np.array([0.4, 0.2, 3.0]) - 5, np.full(3, -5.0), mask, unit, 1)
+  np.testing.assert_allclose(off, [np.exp(0.3)], rtol=1e-6)
   # the token rule on the same data: 1.49 is clipped
   assert clipped_loss(token_ratio(new, np.full(3, -5.0), mask), np.ones(3))[1].tolist() == [True, False, False]
 
