@@ -334,6 +334,7 @@ def defaults() -> dict[str, Any]:
     "age": 4,  # episodes/age_max
     "infra_error": 0.1,  # share of tries lost to the computers, mean over `window` updates
     "window": 5,
+    "learnt": 0.9,  # from this success on, equal groups and low entropy are no fault
   }
 
 
@@ -370,6 +371,9 @@ class Alarms:
       "mismatch", _finite(scalars.get("policy/mismatch_kl")), "KL between sampler and trainer on the same weights"
     )
     heard["age"] = self._above("age", _finite(scalars.get("episodes/age_max")), "versions is the oldest episode trained on")
+    success = _finite(scalars.get("reward/success"))
+    if self.cfg["learnt"] and success is not None and success >= self.cfg["learnt"]:
+      heard |= {"entropy_low": "", "all_equal": ""}  # tries that nearly all pass agree because there is little left to learn
     for name in self.NAMES:
       if heard[name] and name not in self._ringing:
         self._out(f"ALARM {name} at update {update}: {heard[name]}")

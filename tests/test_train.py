@@ -287,6 +287,20 @@ def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, 
   assert real > max(mixed_up, none) + 15, (real, mixed_up, none)
 
 
+def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(straight, tmp_path, capsys):
+  """The scripted demonstrations, stored, exported and read back, make the very run that the scripted ones made."""
+  from envs import sim
+  from rollout.store import EpisodeStore
+
+  with EpisodeStore(tmp_path / "store") as store:
+    for i, episode in enumerate(sim.demonstrations("sim/phone", TINY["copy.demonstrations"], 0)):
+      episode.try_index = i
+      store.add(episode, 0)
+    assert store.export_jsonl(tmp_path / "demos.jsonl") == TINY["copy.demonstrations"]
+  assert train.main(command(tmp_path / "run", copy__path=tmp_path / "demos.jsonl")) == 0
+  assert_same_run(straight, tmp_path / "run")
+
+
 def test_a_second_start_compiles_nothing_anew(straight, tmp_path):
   """The cache of compiled programs that the first run filled gains no file from a second run of the same shapes."""
   cache = pathlib.Path(TINY["compile_cache"])

@@ -439,3 +439,15 @@ def test_alarms_go_on_after_a_resume():
 def test_defaults_are_plain_values():
   assert set(metrics_module.defaults()) == {*Alarms.NAMES, "window"}
   assert all(type(v) in (int, float) for v in metrics_module.defaults().values())
+
+
+def test_tries_that_nearly_all_pass_ring_no_alarm_for_agreeing():
+  """The same rows ring where the tries fail (success 0.2) and stay silent where they pass (0.95): nothing left to learn."""
+  for success, rings in ((0.2, 1), (0.95, 0)):
+    said = []
+    alarms = Alarms(out=said.append)
+    for update in range(12):
+      entropy = 1.0 if update < 6 else 0.1  # a tenth of its start, under the limit of a fifth
+      row = {"policy/entropy": entropy, "groups/all_pass": 0.9, "groups/all_fail": 0.05, "reward/success": success}
+      last = alarms.check(update, row)
+    assert (last["diagnosis/entropy_low"], last["diagnosis/all_equal"], bool(said)) == (rings, rings, bool(rings))
