@@ -17,6 +17,7 @@ def get_config(arg=""):
   mode = parse_arg(arg, agent="grpo", smoke=False, out_of_reach=False)
   cfg = base.compose("android", mode.agent, "sim/phone")
   cfg.env.popup_chance = 0.3
+  cfg.practice.updates = 50
   if mode.out_of_reach:
     cfg.env.popup_kinds = ("corner",)
   if mode.smoke:

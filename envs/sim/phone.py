@@ -68,7 +68,7 @@ class Phone:
   def __init__(self, task: Task):
     rng = np.random.default_rng([task.seed, 1])
     self.want = (task.params["shop"], task.params["adj"] + " " + task.params["noun"], task.params["rank"])
-    self.page = "other" if rng.random() < 0.4 else "home"
+    self.page = "other" if rng.random() < 0.25 else "home"
     self.focus = ""
     self.bar_text, self.box_text = "", ""
     self.shop, self.query, self.opened = "", "", -1
@@ -83,7 +83,7 @@ class Phone:
     self.background = (int(rng.integers(90, 236)),) * 3 if self.page == "other" else BACKGROUND
     self.other = []
     for _ in range(int(rng.integers(2, 5))):
-      x, y, style = int(rng.integers(0, 30)), int(rng.integers(22, 130)), ("row", "panel", "decoy")[rng.integers(3)]
+      x, y, style = int(rng.integers(0, 30)), int(rng.integers(22, 130)), ("row", "decoy")[rng.integers(2)]
       rect = Rect(x, y, min(x + int(rng.integers(40, 91)), WIDTH), y + int(rng.integers(14, 41)))
       self.other.append(Widget("", rect, "", style))
     self.row_h, self.title = int(rng.integers(18, 22)), ("Mail", "Photos", "Maps")[rng.integers(3)]

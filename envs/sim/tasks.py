@@ -11,7 +11,7 @@ from core.schema import Limits, Task
 from envs.sim import desktop, phone
 
 MODULES = {"sim/phone": phone, "sim/desktop": desktop}
-STEP_LIMIT = {"sim/phone": 15, "sim/desktop": 16}
+STEP_LIMIT = {"sim/phone": 14, "sim/desktop": 16}
 CHECK = {"sim/phone": "every_step", "sim/desktop": "end"}
 HELD_OUT = 96
 
