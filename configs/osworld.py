@@ -16,7 +16,7 @@ from configs.common import parse_arg
 def get_config(arg=""):
   mode = parse_arg(arg, agent="arpo", smoke=False, out_of_reach=False)
   cfg = base.compose("osworld", mode.agent, "sim/desktop")
-  cfg.copy.updates = 1000  # four families take longer to copy than the phone's one
+  cfg.copy.updates = 1300  # four families take longer to copy than the phone's one
   if mode.out_of_reach:
     cfg.env.popup_kinds = ("corner",)
   if mode.smoke:
