@@ -3,7 +3,8 @@
   python evaluate.py --workdir=runs/osworld                      the latest checkpoint on every protocol
   python evaluate.py --workdir=runs/osworld --tries=8 --step=30
 
-Writes eval/<version>-<protocol>.json in the workdir. Exit code 0, or 1 when nothing could be scored.
+Writes eval/<version>-<protocol>-tries<n>-seed<s>.json in the workdir. Exit code 0; 1 when nothing could be scored; 2 when
+something given cannot be run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import ml_collections
 import numpy as np
 from absl import app, flags
 
+from core import config as config_lib
 from core import stats
 from core.find import find
 from core.host import keep_freed_memory, use_compile_cache
@@ -153,8 +155,9 @@ def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list
   )  # fmt: skip
 
 
-def save(workdir: pathlib.Path, result: Score) -> None:
-  path = workdir / "eval" / f"{result.version}-{result.protocol}.json"
+def save(workdir: pathlib.Path, result: Score, suffix: str = "") -> None:
+  """Writes eval/<version>-<protocol>.json; a measurement made later has a suffix, so that the run's own is never replaced."""
+  path = workdir / "eval" / f"{result.version}-{result.protocol}{suffix}.json"
   path.parent.mkdir(parents=True, exist_ok=True)
   write_atomic(path, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
 
@@ -164,9 +167,10 @@ def main(argv: list[str]) -> int:
   from core.checkpoint import Checkpointer
 
   workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
-  if not (workdir / "config.json").is_file():
-    raise ValueError(f"--workdir={workdir} holds no config.json: give the folder of a run that train.py made")
-  cfg = ml_collections.ConfigDict(json.loads((workdir / "config.json").read_text())["config"])
+  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
+  unknown = sorted(set(FLAGS.protocols) - {p.name for p in PROTOCOLS})
+  if unknown:
+    raise ValueError(f"--protocols has {', '.join(unknown)}: wanted some of {', '.join(p.name for p in PROTOCOLS)}")
   keep_freed_memory()
   use_compile_cache(cfg.compile_cache)
   world = build(cfg)
@@ -175,13 +179,11 @@ def main(argv: list[str]) -> int:
     tree, host, step = checkpoints.restore(target, FLAGS.step if FLAGS.step >= 0 else None, partial=True)
   print(f"{workdir}: checkpoint {step} ({host['phase']}, policy version {host['version']})", flush=True)
   wanted = [p for p in PROTOCOLS if not FLAGS.protocols or p.name in FLAGS.protocols]
-  if not wanted:
-    raise ValueError(f"--protocols={','.join(FLAGS.protocols)}: wanted some of {', '.join(p.name for p in PROTOCOLS)}")
   scored = 0
   for protocol in wanted:
     episodes = run(world, Weights(tree["params"], host["version"]), protocol, FLAGS.tries, cfg.seed + FLAGS.seed, cfg.practice.slots)
     result = score(episodes, protocol, host["version"], world.tasks[protocol.tasks])
-    save(workdir, result)
+    save(workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}")
     scored += result.finished
     print(result.line(), "ended by", result.ended_by, flush=True)
   return 0 if scored else 1
@@ -197,5 +199,6 @@ if __name__ == "__main__":
   flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
   try:
     app.run(main)
-  except ValueError as error:
-    sys.exit(f"evaluate.py: {error}")
+  except (ValueError, OSError) as error:
+    print(f"evaluate.py: {config_lib.one_line(error)}", file=sys.stderr)
+    sys.exit(config_lib.EXIT_USAGE)

@@ -27,7 +27,7 @@ from configs import base
 from core import config as config_lib
 from core.checkpoint import Checkpointer
 from core.find import find
-from core.host import keep_freed_memory, use_compile_cache
+from core.host import hold, keep_freed_memory, use_compile_cache
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers, read_jsonl
 from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, arrange, episode_items, minibatches, number, shape_for, to_batch, useful_share
@@ -197,8 +197,6 @@ def copying(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSta
   return state
 
 
-# ---------------------------------------------------------------- practice
-
 
 def credited(run: Run, groups: list) -> list[list[PackItem]]:
   """Groups -> the token records of each episode with its push on them."""
@@ -281,8 +279,7 @@ def conclude(run: Run, params) -> None:
   summary = instruments.summary(evals, {k: dataclasses.asdict(v) for k, v in final.items()})
   rows = read_jsonl(run.workdir / "metrics.jsonl")[-5:]  # where practice stands: what share of the groups cannot teach any more
   for k in ("all_fail", "all_pass"):
-    seen = [r[f"groups/{k}"] for r in rows if f"groups/{k}" in r]
-    summary[f"{k}_end"] = float(np.mean(seen)) if seen else None
+    summary[f"{k}_end"] = float(np.mean([r.get(f"groups/{k}", 0.0) for r in rows])) if rows else None
   summary |= {"seconds": run.snapshot()["seconds"], "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name,
               "updates": cfg.practice.updates}  # fmt: skip
   write_atomic(run.workdir / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
@@ -298,8 +295,8 @@ def train(run: Run) -> None:
   state = jax.jit(lambda key: TrainState.create(run.policy.init(key), optimiser))(jax.random.key(cfg.seed))
   if run.checkpoints.latest() is not None:
     state = run.restore(state)
-  elif (run.workdir / "metrics.jsonl").exists() or (run.workdir / "copying").exists():
-    print(f"{run.workdir} holds a run without a whole checkpoint: starting from the beginning", flush=True)
+  elif any(p.name[0].isdigit() for p in run.checkpoints.directory.glob("*")):
+    raise ValueError(f"{run.checkpoints.directory} holds checkpoints but none is whole: nothing was touched; --fresh starts anew beside it")
   if run.host["phase"] == "copying":
     state = copying(run, demo_items, state)
     run.save(state, run.snapshot())  # before the evaluations, which a signal may cut short
@@ -324,19 +321,21 @@ def main(argv: list[str]) -> int:
     use_compile_cache(cfg.compile_cache)
     workdir = pathlib.Path(flags["workdir"])
     run = Run(cfg, workdir)
+    config_lib.same_run(workdir, cfg)
     if (workdir / "summary.json").exists():
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
+    lock = hold(workdir)  # one process a workdir, until the end
     tasks = evaluate.task_list_hash(run.world.tasks["practice"])
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=tasks):
       print(f"changed since the last session here: {change}")
     print(base.banner(cfg, workdir), flush=True)
-    with run.stop, run.checkpoints:
+    with lock, run.stop, run.checkpoints:
       train(run)
   except Stop:
-    print("stopped after saving: run the same command to go on", flush=True)
+    print(f"stopped after saving: the same command with --workdir={workdir} and without --fresh goes on", flush=True)
     return EXIT_STOPPED
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
   except FloatingPointError as error:

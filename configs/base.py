@@ -75,7 +75,7 @@ def check(cfg) -> None:
   """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
   p, c = cfg.practice, cfg.copy
   wanted = {
-    "seed": (cfg.seed, cfg.seed >= 0, "0 or more"),
+    "seed": (cfg.seed, 0 <= cfg.seed < 2**63, "0 or more, below 2^63"),
     "copy.demonstrations": (c.demonstrations, c.demonstrations >= 1, "1 or more episodes"),
     "copy.updates": (c.updates, c.updates >= 1, "1 or more"),
     "copy.batch": (c.batch, c.batch >= 1, "1 or more steps"),
@@ -86,7 +86,15 @@ def check(cfg) -> None:
     "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
     "practice.temperature": (p.temperature, p.temperature == 1.0, "1.0: the ratio compares the distribution that was sampled"),
     "practice.lr": (p.lr, 0 < p.lr < 1, "a number between 0 and 1"),
-    "practice.leash": (p.leash, p.leash >= 0, "0 (off) or more"),
+    "practice.leash": (p.leash, 0 <= p.leash < 1e6, "0 (off) or more"),
+    "practice.leash_batch": (p.leash_batch, p.leash_batch >= 1, "1 or more steps"),
+    "practice.clip_norm": (p.clip_norm, 0 < p.clip_norm < 1e9, "a number above 0"),
+    "practice.warmup": (p.warmup, p.warmup >= 0, "0 or more optimiser steps"),
+    "practice.weight_decay": (p.weight_decay, 0 <= p.weight_decay < 1, "a number from 0 to 1"),
+    "copy.warmup": (c.warmup, c.warmup >= 0, "0 or more updates"),
+    "copy.weight_decay": (c.weight_decay, 0 <= c.weight_decay < 1, "a number from 0 to 1"),
+    "eval.tries_during": (cfg.eval.tries_during, cfg.eval.tries_during >= 1, "1 or more episodes a task"),
+    "log.episodes": (cfg.log.episodes, cfg.log.episodes >= 0, "0 or more sample episodes"),
     "practice.slots": (p.slots, p.slots >= 1, "1 or more environments"),
     "practice.max_skipped": (p.max_skipped, p.max_skipped >= 1, "1 or more"),
     "eval.tries": (cfg.eval.tries, cfg.eval.tries >= 1, "1 or more episodes a task"),

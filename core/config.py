@@ -154,6 +154,32 @@ def write_config(
   return changes
 
 
+# What makes a run the run it is: another value would mix two runs in one folder. Other knobs may change between sessions.
+_IDENTITY = ("name", "seed", "env.", "policy.", "copy.", "agent.name")
+
+
+def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
+  """The config of a workdir's config.json, as plain values. ConfigError naming the file where it cannot be read."""
+  path = pathlib.Path(workdir) / "config.json"
+  try:
+    config = json.loads(path.read_text())["config"]
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise ConfigError(f"{path} cannot be read ({one_line(e)}): give the folder of a run that train.py made") from e
+  if not isinstance(config, dict) or not {"agent", "env", "policy"} <= config.keys():
+    raise ConfigError(f"{path} holds no config of a run: give the folder of a run that train.py made")
+  return config
+
+
+def same_run(workdir: str | os.PathLike, config: ConfigDict) -> None:
+  """ConfigError if a run stands in workdir whose identity (config, seed, environment, policy, copying, agent) differs."""
+  if not (pathlib.Path(workdir) / "config.json").exists():
+    return
+  changed = differences({"config": read_config(workdir)}, {"config": resolved(config)})
+  changed = [c for c in changed if c.removeprefix("config.").startswith(_IDENTITY)]
+  if changed:
+    raise ConfigError(f"{workdir} holds another run ({'; '.join(changed[:3])}, what is wanted now): give another --workdir, or --fresh")
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """What differs between two records of write_config in what can change a run: config, modes, tasks, versions and code."""
   parts = ("config", "modes", "tasks", "versions", "git")

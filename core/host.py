@@ -1,9 +1,13 @@
-"""What a process asks of its machine before it computes: freed memory kept at hand, compiled programs kept on disk."""
+"""What a process asks of its machine before it computes: freed memory kept at hand, compiled programs kept on disk,
+a folder to itself."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import io
 import os
+import pathlib
 import sys
 
 import jax
@@ -33,3 +37,15 @@ def use_compile_cache(directory: str) -> None:
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def hold(workdir: pathlib.Path) -> io.TextIOWrapper:
+  """Makes the folder and locks it for this process, until the returned file is closed. ValueError if another process has it."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  lock = open(workdir / ".lock", "a+")  # noqa: SIM115 the caller closes it
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    lock.close()
+    raise ValueError(f"{workdir} is in use by another process: wait for it, or give another --workdir") from None
+  return lock

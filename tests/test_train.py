@@ -19,6 +19,7 @@ import evaluate
 import train
 from core import config as config_lib
 from core.checkpoint import read_numpy
+from core.host import hold
 from core.metrics import read_jsonl
 from core.schema import Credit
 from rollout import demos
@@ -183,6 +184,11 @@ BAD = [
   (["--config.practice.max_age=-1"], "max_age"),
   (["--config.practice.rounds=0"], "rounds"),
   (["--config.practice.slots=0"], "slots"),
+  (["--config.practice.clip_norm=-1"], "clip_norm"),
+  (["--config.practice.clip_norm=nan"], "clip_norm"),
+  (["--config.practice.leash=inf"], "leash"),
+  (["--config.practice.leash_batch=0"], "leash_batch"),
+  (["--config.eval.tries_during=0"], "tries_during"),
   (["--config.copy.path=no/such/demos.jsonl"], "no/such/demos.jsonl"),
   (["--config.env.image=no/such.qcow2"], "no/such.qcow2"),
   (["--config.policy.checkpoint=no/such/folder"], "no/such/folder"),
@@ -221,6 +227,43 @@ def test_a_workdir_of_another_shape_is_refused_and_kept(straight, tmp_path, caps
   assert train.main([*command(workdir), "--config.policy.tiny.width=32"]) == config_lib.EXIT_USAGE
   assert "wanted" in capsys.readouterr().err
   assert final_params(workdir).keys() == final_params(straight).keys()
+
+
+@pytest.mark.parametrize("other", ["--config.seed=7", "--config.env.held_out_tasks=3", "--config.policy.tiny.width=32"])
+def test_another_run_is_not_mixed_into_a_finished_or_unfinished_one(straight, tmp_path, capsys, other):
+  record = (straight / "config.json").read_bytes()
+  assert train.main([*command(straight), other]) == config_lib.EXIT_USAGE
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1 and "holds another run" in said and "--fresh" in said
+  assert (straight / "config.json").read_bytes() == record
+
+
+def test_two_processes_never_share_a_workdir(straight, tmp_path, capsys):
+  workdir = tmp_path / "run"
+  shutil.copytree(straight, workdir)
+  (workdir / "summary.json").unlink()
+  with hold(workdir):
+    assert train.main(command(workdir)) == config_lib.EXIT_USAGE
+  assert "in use by another process" in capsys.readouterr().err
+
+
+def test_a_run_whose_checkpoints_are_all_broken_is_refused_and_kept(straight, tmp_path, capsys):
+  workdir = tmp_path / "run"
+  shutil.copytree(straight, workdir)
+  (workdir / "summary.json").unlink()
+  for file in [p for p in (workdir / "checkpoints").glob("[0-9]*/**/*") if p.is_file() and p.stat().st_size > 200]:
+    file.write_bytes(file.read_bytes()[:100])
+  before = sorted(p.name for p in (workdir / "checkpoints").iterdir())
+  assert train.main(command(workdir)) == config_lib.EXIT_USAGE
+  assert capsys.readouterr().err.count("\n") == 1
+  assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == before
+
+
+def test_a_workdir_that_is_a_file_is_one_line(tmp_path, capsys):
+  (tmp_path / "file").write_text("x")
+  for workdir in (tmp_path / "file", tmp_path / "file" / "x"):
+    assert train.main(command(workdir)) == config_lib.EXIT_USAGE
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, capsys):

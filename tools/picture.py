@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import evaluate
 from core.checkpoint import Checkpointer
+from core.config import EXIT_USAGE, one_line, read_config
 from core.metrics import read_jsonl
 from core.schema import Episode
 from core.screens import write_atomic
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> None:
   workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
   if not (workdir / "summary.json").is_file():
     raise ValueError(f"--workdir={workdir} holds no summary.json: give the folder of a finished run")
-  cfg = ml_collections.ConfigDict(json.loads((workdir / "config.json").read_text())["config"])
+  cfg = ml_collections.ConfigDict(read_config(workdir))
   summary = json.loads((workdir / "summary.json").read_text())
   world = evaluate.build(cfg)
   target = {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}
@@ -120,5 +121,6 @@ if __name__ == "__main__":
   flags.DEFINE_string("out", "docs/practice.png", "Where the picture goes.")
   try:
     app.run(main)
-  except ValueError as error:
-    sys.exit(f"tools.picture: {error}")
+  except (ValueError, OSError) as error:
+    print(f"tools.picture: {one_line(error)}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)
