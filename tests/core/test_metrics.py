@@ -437,7 +437,7 @@ def test_alarms_go_on_after_a_resume():
 
 
 def test_defaults_are_plain_values():
-  assert set(metrics_module.defaults()) == {*Alarms.NAMES, "window"}
+  assert set(metrics_module.defaults()) == {*Alarms.NAMES, "window", "learnt"}
   assert all(type(v) in (int, float) for v in metrics_module.defaults().values())
 
 
