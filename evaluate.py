@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from absl import app, flags
 
 from core import config as config_lib
 from core import stats
+from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import keep_freed_memory, use_compile_cache
 from core.schema import Episode, Task
@@ -110,8 +112,6 @@ def build(cfg: ml_collections.ConfigDict) -> World:
 
 def task_list_hash(tasks: list[Task]) -> str:
   """Names a task list: two scores compare only where these are equal."""
-  import hashlib
-
   return hashlib.sha1("\n".join(t.id for t in tasks).encode()).hexdigest()[:12]
 
 
@@ -164,8 +164,6 @@ def save(workdir: pathlib.Path, result: Score, suffix: str = "") -> None:
 
 def main(argv: list[str]) -> int:
   del argv
-  from core.checkpoint import Checkpointer
-
   workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
   cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
   unknown = sorted(set(FLAGS.protocols) - {p.name for p in PROTOCOLS})

@@ -180,9 +180,8 @@ def copying(run: Run, demo_items: list[PackItem], state: TrainState) -> TrainSta
   progress = Progress("copying", knobs.updates, host["done"])
   with Metrics(run.workdir / "copying", host["done"]) as metrics:
     while host["done"] < knobs.updates:
-      before = run.snapshot()
       if run.stop.asked:
-        run.save(state, before)
+        run.save(state, run.snapshot())
         raise Stop
       picked = run.rng.integers(len(demo_items), size=knobs.batch)
       state, out = update(state, run.batch(number([[demo_items[i]] for i in picked]), run.copy_shape), None)
