@@ -66,6 +66,12 @@ def as_mask(mask, length: int) -> Array:
   return jnp.ones(length, bool) if mask is None else jnp.asarray(mask) != 0
 
 
+def as_float(x) -> Array:
+  """x as float32; float64 stays float64, which only a run with jax_enable_x64 can have (tests compare there to 1e-12)."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def is_concrete(*values) -> bool:
   """True where the values can be looked at now, False while jax traces any of them."""
   return not any(isinstance(value, jax.core.Tracer) for value in values)
@@ -76,7 +82,7 @@ def segment_total(x_N, segment_id_N, num_segments: int, mask_N=None) -> Total:
   length = same_length(x_N=x_N, segment_id_N=segment_id_N, mask_N=mask_N)
   mask = as_mask(mask_N, length)
   ids = _ids(segment_id_N, num_segments, mask)
-  x = jnp.where(mask, jnp.asarray(x_N, jnp.float32), 0.0)
+  x = jnp.where(mask, as_float(x_N), 0.0)
   return Total(jax.ops.segment_sum(x, ids, num_segments), jax.ops.segment_sum(mask.astype(jnp.float32), ids, num_segments))
 
 
@@ -92,7 +98,7 @@ def segment_mean(x_N, segment_id_N, num_segments: int, mask_N=None) -> Array:
 
 def segment_min(x_N, segment_id_N, num_segments: int, mask_N=None) -> Array:
   """Smallest unmasked entry of each segment, [S] float32; 0 for an empty segment. Gradients stop here."""
-  return -segment_max(-jnp.asarray(x_N, jnp.float32), segment_id_N, num_segments, mask_N)
+  return -segment_max(-as_float(x_N), segment_id_N, num_segments, mask_N)
 
 
 def segment_max(x_N, segment_id_N, num_segments: int, mask_N=None) -> Array:
@@ -100,7 +106,7 @@ def segment_max(x_N, segment_id_N, num_segments: int, mask_N=None) -> Array:
   length = same_length(x_N=x_N, segment_id_N=segment_id_N, mask_N=mask_N)
   mask = as_mask(mask_N, length)
   ids = _ids(segment_id_N, num_segments, mask)
-  x = jnp.where(mask, jax.lax.stop_gradient(jnp.asarray(x_N, jnp.float32)), -jnp.inf)
+  x = jnp.where(mask, jax.lax.stop_gradient(as_float(x_N)), -jnp.inf)
   some = jax.ops.segment_sum(mask.astype(jnp.float32), ids, num_segments) > 0
   return jnp.where(some, jax.ops.segment_max(x, ids, num_segments), 0.0)
 
@@ -113,7 +119,7 @@ def segment_std(x_N, segment_id_N, num_segments: int, mask_N=None, *, ddof: int 
   """
   total = segment_total(x_N, segment_id_N, num_segments, mask_N)
   mask = as_mask(mask_N, np.shape(x_N)[0])
-  centred = jnp.where(mask, jnp.asarray(x_N, jnp.float32), 0.0) - segment_gather(total.mean(), segment_id_N)
+  centred = jnp.where(mask, as_float(x_N), 0.0) - segment_gather(total.mean(), segment_id_N)
   squares = segment_sum(centred**2, segment_id_N, num_segments, mask)
   variance = Total(squares, total.count - ddof).mean()
   return jnp.where(variance == 0, 0.0, jnp.sqrt(jnp.where(variance == 0, 1.0, variance)))

@@ -11,12 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from core.segments import as_float
+
 LOG_RATIO_LIMIT = 20.0  # e^20 = 4.9e8: far beyond any clip band, far below float32's end (verl clamps at the same place)
 
 
 def f32(x) -> Array:
-  """x as float32. bfloat16 has steps of 0.004 to 0.008 near 1, so a 3e-4 clip band could never act in it."""
-  return jnp.asarray(x, jnp.float32)
+  """x as float32. bfloat16 has steps of 0.004 to 0.008 near 1, so a 3e-4 clip band could never act in it.
+
+  Under jax_enable_x64, and only there, float64 stays float64.
+  """
+  return as_float(x)
 
 
 def guard(x: Array, *others: Array) -> Array:

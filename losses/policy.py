@@ -135,6 +135,36 @@ def imitation_loss(logp_N, mask_N, weight_N=None, *, clip=None) -> Array:
   return jnp.where(mask, -weight * logp, 0.0)
 
 
+def advantage_weighted_loss(logp_N, advantage_N, mask_N, *, beta, cap=20.0) -> Array:
+  """Copying weighted by how good each token's step was, [N] float32: -min(exp(A / beta), cap) log pi; 0 where masked.
+
+  AWR, arXiv 1910.00177 (equation number not checked; cap 20 as there); the form that DigiRL, arXiv 2406.11896, eq 4.1, replaces
+  by a hard filter. beta > 0: near 0 only the best steps count, at infinity it is plain copying. Never negative weights, so a
+  bad step is left out rather than pushed down. No ratio, any age of data. Gradient: -weight into logp_N.
+  """
+  mask = as_mask(mask_N, same_length(logp_N=logp_N, advantage_N=advantage_N, mask_N=mask_N))
+  if is_concrete(beta, cap) and not (beta > 0 and cap > 0):
+    raise ValueError(f"beta and cap are {beta} and {cap}, wanted numbers above 0")
+  (advantage,) = _constants(mask, advantage_N)
+  return imitation_loss(logp_N, mask, jnp.exp(jnp.minimum(advantage / beta, jnp.log(f32(cap)))))
+
+
+def dro_loss(logp_N, behaviour_logp_N, advantage_N, mask_N, *, beta) -> Array:
+  """DRO: push by the advantage, held back by a square, [N] float32: -(A log pi - beta / 2 (log pi - log mu)^2); 0 where masked.
+
+  arXiv 2405.19107 (number from memory), in verl's token form. No ratio: the pull back to mu is the square's, and it is least
+  where log(pi / mu) = A / beta, the same target as `reference_match_loss` with mu for reference. The log-ratio is not clamped.
+  Gradient: -A + beta (log pi - log mu) into logp_N.
+  """
+  length = same_length(logp_N=logp_N, behaviour_logp_N=behaviour_logp_N, advantage_N=advantage_N, mask_N=mask_N)
+  if is_concrete(beta) and not beta >= 0:
+    raise ValueError(f"beta is {beta}, wanted a number of at least 0")
+  mask = as_mask(mask_N, length)
+  advantage, behaviour = _constants(mask, advantage_N, behaviour_logp_N)
+  logp = jnp.where(mask, f32(logp_N), 0.0)
+  return -(advantage * logp - 0.5 * beta * jnp.square(logp - behaviour))
+
+
 def reference_match_loss(
   logp_N, ref_logp_N, advantage_U, mask_N, unit_id_N, num_units: int, *, beta, average="sum"
 ) -> Array:

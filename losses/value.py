@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from core.segments import as_mask, is_concrete, same_length
+from core.segments import Total, as_mask, is_concrete, same_length, segment_total
 from losses.arrays import f32, guard
 
 
@@ -99,3 +99,59 @@ def explained_variance(value_N, return_N, mask_N) -> tuple[Array, Array]:
   and defined False where the returns are all equal, or something that counts is not finite: never NaN. Gradients stop.
   """
   return return_moments(value_N, return_N, mask_N).explained_variance()
+
+
+def bounded_value(logit_N, low=0.0, high=1.0) -> Array:
+  """A critic's guess held inside the range of the rewards, float32: low + (high - low) sigmoid(logit).
+
+  DigiRL and WebRL (0 to 1); BPCO, arXiv 2608.23566. Train it with `critic_cross_entropy` on (R - low) / (high - low), whose
+  gradient does not vanish where the sigmoid is flat.
+  """
+  if is_concrete(low, high) and not low < high:
+    raise ValueError(f"the range is {low} .. {high}, wanted low < high")
+  return f32(low) + (f32(high) - f32(low)) * jax.nn.sigmoid(guard(f32(logit_N)))
+
+
+def brier_score(value_N, label_N, mask_N) -> Total:
+  """Squared distance of guesses from outcomes: Total(sum of (v - y)^2 where mask, number of mask). Gradients stop.
+
+  0 is perfect, 0.25 what "always one half" gets, and base rate * (1 - base rate) what knowing only the base rate gets.
+  """
+  mask = as_mask(mask_N, same_length(value_N=value_N, label_N=label_N, mask_N=mask_N))
+  value, label = (jnp.where(mask, jax.lax.stop_gradient(f32(x)), 0.0) for x in (value_N, label_N))
+  return Total(jnp.sum(jnp.square(value - label)), jnp.sum(mask.astype(jnp.float32)))
+
+
+class Calibration(NamedTuple):
+  """Guesses against outcomes by the size of the guess: sums per bin, so `+` joins micro-batches. All [B] float32."""
+
+  value_sum: Array
+  label_sum: Array
+  size: Array
+
+  def __add__(self, other):
+    if not isinstance(other, Calibration):
+      raise TypeError(f"a Calibration adds to a Calibration only, got {type(other).__name__}")
+    return Calibration(*(a + b for a, b in zip(self, other)))
+
+  def curve(self) -> tuple[Array, Array]:
+    """(mean guess, mean outcome) of each bin, [B]; 0 in empty bins."""
+    return Total(self.value_sum, self.size).mean(), Total(self.label_sum, self.size).mean()
+
+  def error(self) -> Array:
+    """Expected calibration error: distance of mean guess and mean outcome, averaged over the entries; 0 without any."""
+    return Total(jnp.sum(jnp.abs(self.value_sum - self.label_sum)), jnp.sum(self.size)).mean()
+
+
+def calibration(value_N, label_N, mask_N, num_bins: int = 10) -> Calibration:
+  """Sort the unmasked guesses in [0, 1] into bins of equal width; a guess of 1 falls into the last. Gradients stop.
+
+  Expected calibration error: Guo et al., arXiv 1706.04599, eq 3 (there of a classifier's confidence).
+  """
+  mask = as_mask(mask_N, same_length(value_N=value_N, label_N=label_N, mask_N=mask_N))
+  if num_bins < 1:
+    raise ValueError(f"num_bins is {num_bins}, wanted at least 1")
+  value, label = (jnp.where(mask, jax.lax.stop_gradient(f32(x)), 0.0) for x in (value_N, label_N))
+  bins = jnp.clip(jnp.floor(value * num_bins), 0, num_bins - 1).astype(jnp.int32)
+  values = segment_total(value, bins, num_bins, mask)
+  return Calibration(values.sum, segment_total(label, bins, num_bins, mask).sum, values.count)
