@@ -15,6 +15,7 @@ def compile_quickly():
   jax.config.update("jax_disable_most_optimizations", True)
   yield
   jax.config.update("jax_disable_most_optimizations", before)
+  jax.clear_caches()  # programs compiled so round differently in the last bit, and later modules would be handed them
 
 
 PIECES = ["tap(", ", ", ")", "wait()", "press(BACK)", "0.25", "0.50", "open ", "red", " mug", "the "]
