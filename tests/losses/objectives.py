@@ -63,24 +63,24 @@ def clipped(b, old="old"):
 
 
 def policy(b, mask, e, s):
-  """Per-token and per-unit policy objectives: name -> (x, mask of x)."""
+  """Per-token and per-unit policy objectives: name -> a function that gives (x, mask of x)."""
   new, old, mu, ref, push = (b[k] for k in ("new", "old", "mu", "ref", "push"))
-  ratio, some_E, some_S = token_ratio(new, old, mask), units(b, "episode", e), units(b, "step", s)
-  spread = sequence_token_ratio(new, old, mask, b["step"], s)
+  ratio, spread = lambda: token_ratio(new, old, mask), lambda: sequence_token_ratio(new, old, mask, b["step"], s)
+  some_E, some_S = lambda: units(b, "episode", e), lambda: units(b, "step", s)
   return {
-    "clipped": (clipped(b), mask),
-    "gspo": (clipped_loss(sequence_ratio(new, old, mask, b["episode"], e), b["push_E"], **GSPO)[0], some_E),
-    "gspo_token": (clipped_loss(spread, segment_gather(b["push_S"], b["step"]), **GSPO)[0], mask),
-    "cispo": (cispo_loss(new, ratio, push, mask)[0], mask),
-    "sapo": (sapo_loss(ratio, push), mask),
-    "gmpo": (gmpo_loss(new, old, b["push_E"], mask, b["episode"], e)[0], some_E),
-    "dppo_tv": (dppo_loss(new, old, push, mask)[0], mask),
-    "dppo_kl": (dppo_loss(new, old, push, mask, divergence="kl")[0], mask),
-    "advantage_weighted": (advantage_weighted_loss(new, push, mask, beta=0.5), mask),
-    "imitation": (imitation_loss(new, mask, push > 0, clip=(1e-3, 0.99)), mask),
-    "dro": (dro_loss(new, mu, push, mask, beta=0.5), mask),
-    "match": (reference_match_loss(new, ref, b["push_S"], mask, b["step"], s, beta=0.5), some_S),
-    "match_code": (reference_match_code_loss(new, ref, b["push_S"], mask, b["step"], s), some_S),
+    "clipped": lambda: (clipped(b), mask),
+    "gspo": lambda: (clipped_loss(sequence_ratio(new, old, mask, b["episode"], e), b["push_E"], **GSPO)[0], some_E()),
+    "gspo_token": lambda: (clipped_loss(spread(), segment_gather(b["push_S"], b["step"]), **GSPO)[0], mask),
+    "cispo": lambda: (cispo_loss(new, ratio(), push, mask)[0], mask),
+    "sapo": lambda: (sapo_loss(ratio(), push), mask),
+    "gmpo": lambda: (gmpo_loss(new, old, b["push_E"], mask, b["episode"], e)[0], some_E()),
+    "dppo_tv": lambda: (dppo_loss(new, old, push, mask)[0], mask),
+    "dppo_kl": lambda: (dppo_loss(new, old, push, mask, divergence="kl")[0], mask),
+    "advantage_weighted": lambda: (advantage_weighted_loss(new, push, mask, beta=0.5), mask),
+    "imitation": lambda: (imitation_loss(new, mask, push > 0, clip=(1e-3, 0.99)), mask),
+    "dro": lambda: (dro_loss(new, mu, push, mask, beta=0.5), mask),
+    "match": lambda: (reference_match_loss(new, ref, b["push_S"], mask, b["step"], s, beta=0.5), some_S()),
+    "match_code": lambda: (reference_match_code_loss(new, ref, b["push_S"], mask, b["step"], s), some_S()),
   }
 
 
@@ -88,52 +88,51 @@ def corrected(b, mask, e, s):
   """The decoupled objective with every kind of weight."""
   old, mu, ep = b["old"], b["mu"], b["episode"]
   at = lambda weight_E: segment_gather(weight_E, ep)
-  near = approximate_old_logp(b["new"], mu, mask, b["version"], 3, 4)
+  near = lambda: approximate_old_logp(b["new"], mu, mask, b["version"], 3, 4)
   weights = {
-    "truncated": truncated_weight(old, mu, mask, cap=1.1),
-    "band": band_weight(old, mu, mask, low=0.9, high=1.1),
-    "sequence": at(sequence_weight(old, mu, mask, ep, e, low=0.95, high=1.1)),
-    "geometric": at(geometric_reject(old, mu, mask, ep, e, low=0.95, high=1.05)),
-    "k3": at(k3_reject(old, mu, mask, ep, e, threshold=0.005)),
-    "off_policy": at(off_policy_mask(b["new"], mu, b["push_E"], mask, ep, e, delta=0.05)),
+    "truncated": lambda: truncated_weight(old, mu, mask, cap=1.1),
+    "band": lambda: band_weight(old, mu, mask, low=0.9, high=1.1),
+    "sequence": lambda: at(sequence_weight(old, mu, mask, ep, e, low=0.95, high=1.1)),
+    "geometric": lambda: at(geometric_reject(old, mu, mask, ep, e, low=0.95, high=1.05)),
+    "k3": lambda: at(k3_reject(old, mu, mask, ep, e, threshold=0.005)),
+    "off_policy": lambda: at(off_policy_mask(b["new"], mu, b["push_E"], mask, ep, e, delta=0.05)),
   }
-  out = {name: (weight * clipped(b), mask) for name, weight in weights.items()}
-  return out | {"a3po": (clipped(b | {"near": near}, "near"), mask)}
+  out = {name: lambda weight=weight: (weight() * clipped(b), mask) for name, weight in weights.items()}
+  return out | {"a3po": lambda: (clipped(b | {"near": near()}, "near"), mask)}
 
 
 def other(b, mask, e):
   """KL, critic, preferences."""
-  kl = {f"kl_{kind}": (kl_loss(b["new"], b["ref"], beta=0.04, kind=kind), mask) for kind in KINDS}
-  ratio_E = episode_logratio(b["new"], b["ref"], mask, b["episode"], e)
-  pairs = dpo_loss(ratio_E[b["chosen"]], ratio_E[b["rejected"]], beta=0.5)
-  bounded = bounded_value(b["value"], -1.0, 1.0)
+  kl = {f"kl_{kind}": lambda kind=kind: (kl_loss(b["new"], b["ref"], beta=0.04, kind=kind), mask) for kind in KINDS}
+  ratio_E = lambda: episode_logratio(b["new"], b["ref"], mask, b["episode"], e)
   return kl | {
-    "cross_entropy": (critic_cross_entropy(b["value"], b["label"]), mask),
-    "value": (clipped_value_loss(bounded, b["old_value"], b["return_"]), mask),
-    "dpo": (pairs, np.ones(len(b["chosen"]))),
-    "kto": (kto_loss(ratio_E, b["passed"], 0.1, beta=0.5, weight_neg=1.2), units(b, "episode", e)),
+    "cross_entropy": lambda: (critic_cross_entropy(b["value"], b["label"]), mask),
+    "value": lambda: (clipped_value_loss(bounded_value(b["value"], -1.0, 1.0), b["old_value"], b["return_"]), mask),
+    "dpo": lambda: (dpo_loss(*(ratio_E()[b[k]] for k in ("chosen", "rejected")), beta=0.5), np.ones(len(b["chosen"]))),
+    "kto": lambda: (kto_loss(ratio_E(), b["passed"], 0.1, beta=0.5, weight_neg=1.2), units(b, "episode", e)),
   }
 
 
-def totals(theta, b):
-  """name -> Total of every objective. theta: {"new", "value"}, both [N]."""
-  b = b | theta
+def objectives(b):
+  """name -> a function without arguments that gives the objective's Total."""
   mask, e, s = b["mask"], len(b["push_E"]), len(b["push_S"])
-  out = {name: token_mean(*xm) for name, xm in (policy(b, mask, e, s) | corrected(b, mask, e, s) | other(b, mask, e)).items()}
-  x = clipped(b)
-  return out | {
-    "episode_mean": episode_mean(x, mask, b["episode"], e),
-    "episode_sum_mean": episode_sum_mean(x, mask, b["episode"], e),
-    "constant_norm": constant_norm(x, mask, 6.0 * e),
+  parts = policy(b, mask, e, s) | corrected(b, mask, e, s) | other(b, mask, e)
+  return {name: lambda xm=xm: token_mean(*xm()) for name, xm in parts.items()} | {
+    "episode_mean": lambda: episode_mean(clipped(b), mask, b["episode"], e),
+    "episode_sum_mean": lambda: episode_sum_mean(clipped(b), mask, b["episode"], e),
+    "constant_norm": lambda: constant_norm(clipped(b), mask, 6.0 * e),
   }
 
 
 def totals_and_grads(theta, b, model=lambda theta, b: theta):
   """({name: Total}, {name: gradient of its sum}). Sums, not means: micro-batches add both, then divide once."""
-  out, pull = jax.vjp(lambda t: totals(model(t, b), b), theta)
-  zero = jax.tree.map(jnp.zeros_like, out)
-  seed = lambda name: zero | {name: out[name]._replace(sum=jnp.ones_like(out[name].sum), count=jnp.zeros_like(out[name].count))}
-  return out, {name: pull(seed(name))[0] for name in out}
+
+  def one(theta, name):
+    total = objectives(b | model(theta, b))[name]()
+    return total.sum, total
+
+  both = {name: jax.grad(one, has_aux=True)(theta, name) for name in objectives(b | model(theta, b))}
+  return {name: total for name, (_, total) in both.items()}, {name: grad for name, (grad, _) in both.items()}
 
 
 def means(out, grads):

@@ -46,6 +46,12 @@ def test_only_the_critics_move_the_value(plain):
   assert {name for name, leaves in grad.items() if leaves["new"].any()} == set(grad) - {"cross_entropy", "value"}
 
 
+def test_every_correction_acts_on_this_batch(plain):
+  _, (value, grad) = plain  # else the tests below would say nothing about it
+  for name in ("truncated", "band", "sequence", "geometric", "k3", "off_policy", "a3po"):
+    assert abs(value[name] - value["clipped"]) > 1e-4 and np.abs(grad[name]["new"] - grad["clipped"]["new"]).max() > 1e-3, name
+
+
 @pytest.mark.parametrize("poison", [np.nan, 1e30, -np.inf, np.inf])
 def test_poison_at_masked_places_leaves_everything_bit_identical(plain, poison):
   b, clean = plain
@@ -53,8 +59,8 @@ def test_poison_at_masked_places_leaves_everything_bit_identical(plain, poison):
   dirty = b | {k: np.where(b["mask"], b[k], bad) for k in TOKENS}
   dirty["push_E"] = np.where(np.arange(len(b["push_E"])) == EMPTY, bad, b["push_E"])
   dirty["push_S"] = np.where(np.isin(np.arange(len(b["push_S"])), b["step"][b["mask"]]), b["push_S"], bad)
-  for name, (one, other) in {"value": (clean[0], everything(dirty)[0]), "grad": (clean[1], everything(dirty)[1])}.items():
-    jax.tree_util.tree_map_with_path(lambda k, x, y: np.testing.assert_array_equal(x, y, f"{name} {k}"), one, other)
+  for (key, x), y in zip(jax.tree_util.tree_leaves_with_path(clean), jax.tree.leaves(everything(dirty))):
+    np.testing.assert_array_equal(x, y, jax.tree_util.keystr(key))
 
 
 def test_tokens_in_another_order_or_packed_otherwise(plain):
