@@ -61,6 +61,10 @@ class Buffer:
       raise ValueError(f"buffer part is {part!r}, wanted one of {', '.join(PARTS)}")
     return [e for e in self._episodes.values() if part == "all" or is_validation(e, self.validation) == (part == "validation")]
 
+  def state(self) -> list[Episode]:
+    """What a checkpoint saves, and `restore` takes back."""
+    return self.episodes()
+
   def restore(self, episodes: list[Episode]) -> None:
     """Takes back what `episodes()` gave; where the capacity is smaller now, the latest of them."""
     self._episodes, self._steps = {}, 0

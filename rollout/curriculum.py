@@ -43,9 +43,6 @@ def defaults() -> ml_collections.ConfigDict:
       "tries_lowest": 4,
       "tries_highest": 32,
       "memory": 2,  # latest visits that a task's success is estimated from
-      "perplexity_low": 0.0,  # old actions are replayed if their probability lies in [low, high]; 0 to 1 = off, WebRL 0.5 to 0.95
-      "perplexity_high": 1.0,
-      "old_most": 0.0,  # old steps to one new step, at most; 0 = no cap, WebRL 2
     }
   )
 
@@ -67,9 +64,6 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "teaching_target": (0 <= cfg.teaching_target < 1, "0 (off) or a chance below 1"),
     "tries_lowest": (2 <= cfg.tries_lowest <= cfg.tries_highest, "2 to curriculum.tries_highest: one try has nothing to be compared with"),
     "memory": (cfg.memory >= 1, "1 or more visits"),
-    "perplexity_low": (0 <= cfg.perplexity_low <= cfg.perplexity_high, "a probability from 0 to curriculum.perplexity_high"),
-    "perplexity_high": (cfg.perplexity_high <= 1, "a probability up to 1"),
-    "old_most": (0 <= cfg.old_most < 1e6, "0 (no cap) or old steps to one new step"),
   }  # fmt: skip
   for name, (good, want) in wanted.items():
     if not good:

@@ -146,10 +146,7 @@ def test_everything_else_is_dropped_with_its_cause(server):
   assert dropped(g.counts) == {"repeated": 2, "held_out": 2, "wrong_parameters": 2, "unknown_family": 1, "not_a_parameter_set": 2}
   assert g.counts["answered"] == len(offered) == g.counts["kept"] + sum(dropped(g.counts).values())
   assert len(requests) == 1
-
-
-def test_no_more_is_kept_than_was_asked_for(server):
-  url, _ = server(completion(json.dumps(good(50))))
+  url, _ = server(completion(json.dumps(good(50))))  # more than was asked for
   g = generator(url)
   assert len(g.generate(failed(), 3, rng())) == 3
   assert dropped(g.counts) == {"surplus": 47} and g.counts["answered"] == 50
@@ -164,10 +161,7 @@ def test_what_is_missing_is_asked_for_again(server):
   assert [t.params for t in g.generate(failed(), 3, rng())] == [s["params"] for s in good(3)]
   assert [json.loads(b["messages"][1]["content"])["count"] for _, _, b in requests] == [3, 2]
   assert g.counts == {"requests": 2, "answered": 5, "kept": 3, "held_out": 1, "repeated": 1}
-
-
-def test_fewer_come_back_when_attempts_run_out(server):
-  url, requests = server(completion(json.dumps(good(2))))
+  url, requests = server(completion(json.dumps(good(2))))  # attempts run out: fewer come back
   g = generator(url, attempts=3)
   assert len(g.generate(failed(), 5, rng())) == 2 and len(requests) == 3
 
@@ -270,9 +264,8 @@ def silent(out):
 
 
 def trickle_headers(out):
-  for _ in range(40):
-    out.write(b"HTTP/1.1 200 OK\r\nX-Wait: 1\r\n"[:1])
-    out.flush()
+  for i in range(40):
+    out.write(b"HTTP/1.1 200 OK\r\nX-Wait: 1234567890\r\n"[i : i + 1])
     time.sleep(0.05)
 
 
@@ -280,7 +273,6 @@ def trickle_body(out):
   out.write(b"HTTP/1.0 200 OK\r\n\r\n")
   for _ in range(40):
     out.write(b" ")
-    out.flush()
     time.sleep(0.05)
 
 
@@ -298,7 +290,6 @@ def test_a_slow_answer_within_the_deadline_is_taken(server):
   def answer(out):
     body = completion("[]")
     out.write(b"HTTP/1.0 200 OK\r\n\r\n" + body[:9])
-    out.flush()
     time.sleep(0.3)
     out.write(body[9:])
 
@@ -326,7 +317,6 @@ def test_an_answer_ends_where_it_says_though_the_connection_stays_open(server, c
     head = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
     out.write(b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\n" + head + b"\r\n\r\n")
     out.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
-    out.flush()
     time.sleep(2)
 
   url, _ = server(stay)
@@ -398,12 +388,7 @@ def test_only_http_addresses(url):
   assert "pw" not in str(e.value)
 
 
-# ---------------------------------------------------------------- one round
-
-
-class Fixed:
-  """A generator of given tasks."""
-
+class Fixed:  # a generator of given tasks
   def __init__(self, made):
     self.made = made
 
@@ -483,19 +468,13 @@ def test_the_config_names_the_generator(server):
 
 @pytest.mark.parametrize(
   "changes, words",
-  [
-    ({"count": -1}, "taskgen.count is -1"),
-    ({"every": 0}, "taskgen.every is 0"),
-    ({"source": "web"}, "taskgen.source is 'web', wanted simulator or endpoint"),
-    ({"source": "endpoint", "count": 1}, "taskgen.base_url is '', wanted the endpoint's address"),
-    ({"source": "endpoint", "count": 1, "base_url": "http://a/v1"}, "taskgen.model is ''"),
-    ({"timeout": 0.0}, "taskgen.timeout is 0.0"),
-    ({"timeout": float("nan")}, "taskgen.timeout is nan"),
-    ({"retries": 11}, "taskgen.retries is 11"),
-    ({"backoff": -1.0}, "taskgen.backoff is -1.0"),
-    ({"attempts": 0}, "taskgen.attempts is 0"),
-  ],
-)
+  [({"count": -1}, "taskgen.count is -1"), ({"every": 0}, "taskgen.every is 0"),
+   ({"source": "web"}, "taskgen.source is 'web', wanted simulator or endpoint"),
+   ({"source": "endpoint", "count": 1}, "taskgen.base_url is '', wanted the endpoint's address"),
+   ({"source": "endpoint", "count": 1, "base_url": "http://a/v1"}, "taskgen.model is ''"), ({"timeout": 0.0}, "taskgen.timeout is 0.0"),
+   ({"timeout": float("nan")}, "taskgen.timeout is nan"), ({"retries": 11}, "taskgen.retries is 11"),
+   ({"backoff": -1.0}, "taskgen.backoff is -1.0"), ({"attempts": 0}, "taskgen.attempts is 0")],
+)  # fmt: skip
 def test_bad_knobs_give_one_clear_line(changes, words):
   with pytest.raises(ValueError, match=words) as e:
     taskgen.check(knobs(**changes))
@@ -504,16 +483,13 @@ def test_bad_knobs_give_one_clear_line(changes, words):
 
 @pytest.mark.parametrize(
   "act, words",
-  [
-    (lambda: Chat("http://a/v1", ""), "taskgen.model is empty"),
-    (lambda: Chat("http://a/v1", "m", timeout=float("inf")), "timeout=inf"),
-    (lambda: Chat("http://a/v1", "m", key_env="NO_SUCH_KEY_HERE"), "taskgen.key_env is NO_SUCH_KEY_HERE, but that .* is not set"),
-    (lambda: generator("http://a/v1", attempts=0), "attempts=0"),
-    (lambda: EndpointGenerator(Chat("http://a/v1", "m"), {}, None, None), "allowed is empty"),
-    (lambda: generator("http://a/v1").generate([], 1, rng()), "0 failed tasks and count=1"),
-    (lambda: generator("http://a/v1").generate(failed(), 0, rng()), "count=0"),
-  ],
-)
+  [(lambda: Chat("http://a/v1", ""), "taskgen.model is empty"), (lambda: Chat("http://a/v1", "m", timeout=float("inf")), "timeout=inf"),
+   (lambda: Chat("http://a/v1", "m", key_env="NO_SUCH_KEY_HERE"), "taskgen.key_env is NO_SUCH_KEY_HERE, but that .* is not set"),
+   (lambda: generator("http://a/v1", attempts=0), "attempts=0"),
+   (lambda: EndpointGenerator(Chat("http://a/v1", "m"), {}, None, None), "allowed is empty"),
+   (lambda: generator("http://a/v1").generate([], 1, rng()), "0 failed tasks and count=1"),
+   (lambda: generator("http://a/v1").generate(failed(), 0, rng()), "count=0")],
+)  # fmt: skip
 def test_bad_input_gives_one_clear_line(act, words):
   with pytest.raises(ValueError, match=words) as e:
     act()
