@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from losses.kl import KINDS, kl_estimate
+from losses.kl import KINDS, adaptive_beta, kl_estimate, kl_in_reward, kl_loss, moving_reference
 from losses.reduce import token_mean
 
 Q = np.array([0.8, 0.5, 1.0])  # reference chance / current chance
@@ -96,3 +96,61 @@ def test_errors():
     kl_estimate(LOGP, REF, "low_var_kl")
   with pytest.raises(ValueError, match="logp_N has length 3 but ref_logp_N has length 1"):
     kl_estimate(LOGP, REF[:1])
+
+
+def test_chapter5_penalties_are_beta_times_the_estimate():
+  np.testing.assert_allclose(kl_loss(LOGP, REF, beta=0.04), [0.0009, 0.0077, 0.0], atol=5e-5)
+  slope = jax.grad(lambda n: kl_loss(n, REF, beta=0.04, kind="k2").sum())(jnp.array(LOGP))
+  np.testing.assert_allclose(slope, 0.04 * slopes("k2"), atol=1e-6)
+  assert kl_loss(LOGP, REF, beta=0.0).tolist() == [0, 0, 0]
+
+
+def test_kl_in_the_reward():
+  # beta 0.1 times 0.22314, 0.69315, 0; over the episode 0.1 times its log-ratio -ln(0.8 x 0.5) = 0.91629
+  reward = kl_in_reward(np.array([0.0, 0.0, 1.0]), LOGP, REF, np.ones(3), beta=0.1)
+  np.testing.assert_allclose(reward, [-0.022314, -0.069315, 1.0], atol=1e-5)
+  assert float(1 - reward.sum()) == pytest.approx(0.091629, abs=1e-5)
+  np.testing.assert_allclose(kl_in_reward(np.zeros(3), LOGP, REF, np.ones(3), beta=1.0, kind="k3"), kl_estimate(LOGP, REF) * -1)
+
+
+@pytest.mark.parametrize("poison", [np.nan, 1e30, np.inf])
+def test_kl_in_the_reward_leaves_a_masked_places_reward(poison):
+  # a trailing screenshot carries the outcome: it stays, and its log-probabilities are not read
+  bad = np.array([-1.0, -1.0, poison])
+  reward = kl_in_reward(np.array([0.0, 0.0, 1.0]), bad, np.array([*REF[:2], -poison]), np.array([1, 1, 0]), beta=0.1)
+  np.testing.assert_allclose(reward, [-0.022314, -0.069315, 1.0], atol=1e-5)
+  grad = jax.grad(lambda n: kl_in_reward(jnp.ones(3), n, REF, np.array([1, 1, 0]), beta=0.1).sum())(jnp.array(bad))
+  assert grad.tolist() == [0, 0, 0]  # a reward is a number
+
+
+def test_adaptive_beta():
+  # kl / target - 1: 0.2, 4 (held at 0.2), -0.1, -1 (held at -0.2); times 100 / 10000
+  for kl, want in ((0.012, 0.2004), (0.05, 0.2004), (0.009, 0.1998), (0.0, 0.1996), (0.01, 0.2)):
+    assert float(adaptive_beta(0.2, kl, 0.01, 10000, 100)) == pytest.approx(want, abs=2e-7)
+  assert float(jax.jit(adaptive_beta)(0.2, 0.05, 0.01, 10000, 100)) == pytest.approx(0.2004, abs=2e-7)
+
+
+def test_moving_reference():
+  ref, policy = {"w": jnp.zeros(2), "b": jnp.ones(1, jnp.bfloat16)}, {"w": jnp.ones(2), "b": jnp.full(1, 2.0, jnp.bfloat16)}
+  moved = moving_reference(ref, policy)
+  np.testing.assert_allclose(moved["w"], [0.6, 0.6], atol=1e-6)
+  assert moved["b"].dtype == jnp.bfloat16 and float(moved["b"][0]) == pytest.approx(1.6, abs=0.01)
+  np.testing.assert_array_equal(moving_reference(ref, policy, 0.0)["w"], ref["w"])
+  np.testing.assert_array_equal(moving_reference(ref, policy, 1.0)["w"], policy["w"])
+
+
+def test_a_negative_beta_is_refused_everywhere():
+  ones = np.ones(3)
+  for call in (
+    lambda: kl_loss(LOGP, REF, beta=-0.1),
+    lambda: kl_in_reward(ones, LOGP, REF, ones, beta=-0.1),
+    lambda: adaptive_beta(-0.1, 0.1, 0.1, 10, 1),
+  ):
+    with pytest.raises(ValueError, match="beta is -0.1"):
+      call()
+  with pytest.raises(ValueError, match="target, horizon and n are 0, 10 and 1"):
+    adaptive_beta(0.1, 0.1, 0, 10, 1)
+  with pytest.raises(ValueError, match="mix is 2"):
+    moving_reference(ones, ones, 2)
+  with pytest.raises(ValueError, match="reward_N has length 1"):
+    kl_in_reward(np.ones(1), LOGP, REF, ones, beta=0.1)

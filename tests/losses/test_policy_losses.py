@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from losses.policy import (
+  advantage_weighted_loss,
   cispo_loss,
   clipped_loss,
   dppo_loss,
+  dro_loss,
   gmpo_loss,
   imitation_loss,
   reference_match_code_loss,
@@ -107,6 +109,8 @@ def test_advantages_get_no_gradient():
     lambda a: gmpo_loss(logp, logp, a, ones, unit, 3)[0],
     lambda a: reference_match_loss(logp, logp, a, ones, unit, 3, beta=1.0),
     lambda a: imitation_loss(logp, ones, a),
+    lambda a: advantage_weighted_loss(logp, a, ones, beta=1.0),
+    lambda a: dro_loss(logp, logp, a, ones, beta=1.0),
   ):
     assert jax.grad(lambda a, f=loss: f(a).sum())(jnp.array([1.0, -1.0, 0.5])).tolist() == [0, 0, 0]
 
@@ -195,6 +199,38 @@ def test_reference_match_is_least_where_the_drift_is_the_advantage():
   value, grad = jax.value_and_grad(run)(jnp.array([0.6]))
   assert float(value) == pytest.approx(0, abs=1e-12) and float(grad[0]) == pytest.approx(0, abs=1e-6)
   assert jax.grad(run)(jnp.array([0.5]))[0] < 0 < jax.grad(run)(jnp.array([0.7]))[0]
+
+
+def test_advantage_weighted():
+  # beta 0.5: weights e^(ln 2) = 2, 1/2, e^200 held at 20, and a masked token
+  logp, push = jnp.full(4, -1.0), np.array([0.5 * np.log(2), -0.5 * np.log(2), 100.0, 100.0])
+  run = lambda n, **kw: advantage_weighted_loss(n, push, np.array([1, 1, 1, 0]), beta=0.5, **kw)
+  near(run(logp), [2, 0.5, 20, 0])
+  near(jax.grad(lambda n: run(n).sum())(logp), [-2, -0.5, -20, 0])
+  near(run(logp, cap=1.0), [1, 0.5, 1, 0])
+  near(advantage_weighted_loss(logp, push, np.ones(4), beta=np.inf), imitation_loss(logp, np.ones(4)))  # plain copying
+
+
+def test_dro():
+  # beta 0.5, A 1, log-ratio 0.4: -(-1 - 0.25 x 0.16) = 1.04; slope -1 + 0.5 x 0.4 = -0.8; a masked token
+  run = lambda n: dro_loss(n, np.array([-1.4, 0.0]), np.ones(2), np.array([1, 0]), beta=0.5)
+  near(run(jnp.array([-1.0, -5.0])), [1.04, 0])
+  near(jax.grad(lambda n: run(n).sum())(jnp.array([-1.0, -5.0])), [-0.8, 0])
+
+
+def test_dro_pulls_where_reference_match_pulls():
+  # one token a unit, mu for reference: gradients differ by the constant 2 beta only, so both rest at log(pi / mu) = A / beta
+  logp, mu, push = jnp.array([-1.0, -2.0, -0.3]), np.array([-1.3, -1.1, -0.9]), np.array([1.0, -0.5, 0.3])
+  slope = jax.grad(lambda n: dro_loss(n, mu, push, np.ones(3), beta=0.5).sum())(logp)
+  match = jax.grad(lambda n: reference_match_loss(n, mu, push, np.ones(3), np.arange(3), 3, beta=0.5).sum())(logp)
+  near(slope, match / (2 * 0.5))
+  near(slope[2], 0)  # -0.3 + 0.9 = 0.6 = 0.3 / 0.5
+
+
+def test_a_gmpo_band_is_in_logs():
+  # e^0.4 = 1.4918: a ratio of 1.49 is inside, 1.50 is clipped, and the other way 1 / 1.49 and 1 / 1.50
+  run = lambda r, a: bool(gmpo_loss(np.log([r]) - 1, -np.ones(1), np.array([a]), np.ones(1), np.zeros(1, int), 1)[1][0])
+  assert [run(1.49, 1.0), run(1.50, 1.0), run(1 / 1.49, -1.0), run(1 / 1.50, -1.0)] == [False, True, False, True]
 
 
 def test_reference_match_code():
@@ -289,3 +325,7 @@ def test_errors_say_what_was_wanted():
     gmpo_loss(np.zeros(2), np.zeros(2), np.ones(3), np.ones(2), np.arange(2), 2)
   with pytest.raises(ValueError, match="beta"):
     reference_match_loss(np.zeros(2), np.zeros(2), np.ones(2), np.ones(2), np.arange(2), 2, beta=0.0)
+  with pytest.raises(ValueError, match="beta and cap are 0 and 20.0"):
+    advantage_weighted_loss(np.zeros(2), np.ones(2), np.ones(2), beta=0)
+  with pytest.raises(ValueError, match="beta is -1"):
+    dro_loss(np.zeros(2), np.zeros(2), np.ones(2), np.ones(2), beta=-1)

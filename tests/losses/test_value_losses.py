@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from losses.reduce import token_mean
-from losses.value import clipped_value_loss, critic_cross_entropy, explained_variance, return_moments
+from losses.value import (
+  bounded_value,
+  brier_score,
+  calibration,
+  clipped_value_loss,
+  critic_cross_entropy,
+  explained_variance,
+  return_moments,
+)
 
 
 def test_chapter2_cross_entropy_punishes_a_confident_miss_hardest():
@@ -131,3 +139,57 @@ def test_errors_name_both_lengths():
     explained_variance(np.zeros(3), np.zeros(3), np.ones(2))
   with pytest.raises(ValueError, match="clip"):
     clipped_value_loss(np.zeros(1), np.zeros(1), np.zeros(1), clip=0.0)
+
+
+def test_bounded_value():
+  # sigmoid(0) = 1/2, sigmoid(ln 3) = 3/4
+  np.testing.assert_allclose(bounded_value(np.array([0.0, np.log(3), 1e4, -1e4])), [0.5, 0.75, 1, 0], atol=1e-6)
+  np.testing.assert_allclose(bounded_value(np.array([0.0, np.log(3), 1e4, -1e4]), -1.0, 1.0), [0, 0.5, 1, -1], atol=1e-6)
+  grad = jax.grad(lambda x: bounded_value(x, -1.0, 1.0).sum())(jnp.array([np.log(3), 1e4, np.nan]))
+  np.testing.assert_allclose(grad, [2 * 0.75 * 0.25, 0, 0], atol=1e-6)
+  with pytest.raises(ValueError, match="the range is 1.0 .. 0.0"):
+    bounded_value(np.zeros(1), 1.0, 0.0)
+
+
+def test_cross_entropy_trains_a_bounded_head_to_the_mean_return():
+  # returns -1, 1, 1 in (-1, 1): labels 0, 1, 1; the gradient of the mean is 0 where the guess is 1/3, logit ln 2
+  label = (np.array([-1.0, 1.0, 1.0]) + 1) / 2
+  slope = jax.grad(lambda x: critic_cross_entropy(jnp.full(3, x), label).sum())(jnp.log(2.0))
+  assert float(slope) == pytest.approx(0, abs=1e-6)
+  assert float(bounded_value(jnp.log(2.0), -1.0, 1.0)) == pytest.approx(1 / 3, abs=1e-6)
+
+
+def test_brier_score():
+  # (0.01 + 0.04 + 0.25) / 3; parts add up; a masked guess does not count
+  value, label = np.array([0.9, 0.2, 0.5, np.nan]), np.array([1.0, 0, 1, np.nan])
+  assert float(brier_score(value, label, np.array([1, 1, 1, 0])).mean()) == pytest.approx(0.1)
+  parts = brier_score(value[:1], label[:1], np.ones(1)) + brier_score(value[1:], label[1:], np.array([1, 1, 0]))
+  assert float(parts.mean()) == pytest.approx(0.1)
+
+
+def test_calibration():
+  # two bins: guesses 0.2, 0.4 with outcomes 0, 1 and 0.6, 1.0 with 1, 1: gaps 0.2 and 0.2 over four entries
+  value, label = np.array([0.2, 0.4, 0.6, 1.0, np.nan]), np.array([0, 1, 1, 1, np.nan])
+  got = calibration(value, label, np.array([1, 1, 1, 1, 0]), 2)
+  np.testing.assert_allclose(got.curve(), [[0.3, 0.8], [0.5, 1.0]], atol=1e-6)
+  assert float(got.error()) == pytest.approx(0.2) and got.size.tolist() == [2, 2]
+  # over and under in different bins do not cancel: 0.75 each
+  assert float(calibration(np.array([0.25, 0.75]), np.array([1.0, 0.0]), np.ones(2)).error()) == pytest.approx(0.75)
+
+
+def test_calibration_in_parts_empty_bins_and_jit():
+  rng = np.random.default_rng(0)
+  value, label, mask = rng.random(40), rng.random(40) < 0.5, rng.random(40) < 0.8
+  whole = jax.jit(calibration, static_argnums=3)(value, label, mask, 10)
+  parts = functools.reduce(lambda a, b: a + b, [calibration(*x) for x in zip(*(np.split(y, 5) for y in (value, label, mask)))])
+  np.testing.assert_allclose(parts, whole, atol=1e-5)
+  gaps = [abs((value - label)[mask & (np.floor(value * 10) == k)].sum()) for k in range(10)]
+  assert float(whole.error()) == pytest.approx(sum(gaps) / mask.sum(), abs=1e-5)
+  nothing = calibration(value, label, np.zeros(40))
+  assert float(nothing.error()) == 0 and not np.isnan(nothing.curve()).any()
+  with pytest.raises(ValueError, match="num_bins is 0"):
+    calibration(value, label, mask, 0)
+  with pytest.raises(ValueError, match="value_N has length 40 but label_N has length 1"):
+    brier_score(value, np.ones(1), mask)
+  with pytest.raises(TypeError, match="Calibration"):
+    nothing + whole.size
