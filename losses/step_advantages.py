@@ -77,6 +77,12 @@ def process_advantages(
   normal = group_advantages(step_reward_S, group_id_S, num_groups, valid_E=valid, spread=spread, eps=eps)
   episode = jnp.where(valid, jnp.asarray(episode_id_S), num_episodes)
   order = jnp.lexsort((jnp.arange(length) if step_S is None else jnp.asarray(step_S), episode))
+  return jnp.where(valid, jnp.zeros_like(normal).at[order].set(_sum_to_end(normal[order], episode[order])), 0.0)
+
+
+@jax.jit
+def _sum_to_end(reward: Array, episode: Array) -> Array:
+  """Sums from each entry to the last one of its episode; an episode's entries stand together."""
 
   def step(carry, entry):
     after, episode_after = carry
@@ -84,9 +90,8 @@ def process_advantages(
     here = reward + jnp.where(episode == episode_after, after, 0.0)
     return (here, episode), here
 
-  start = jnp.zeros((), normal.dtype), jnp.full((), -1, episode.dtype)
-  to_go = jax.lax.scan(step, start, (normal[order], episode[order]), reverse=True)[1]
-  return jnp.where(valid, jnp.zeros_like(normal).at[order].set(to_go), 0.0)
+  start = jnp.zeros((), reward.dtype), jnp.full((), -1, episode.dtype)
+  return jax.lax.scan(step, start, (reward, episode), reverse=True)[1]
 
 
 def whiten(x_N, mask_N, *, shift: bool = True, spread: str = "population", eps: float = 1e-6) -> Array:
