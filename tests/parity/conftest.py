@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("rlax") else ["test_*.py"]
+NEEDS = {"test_rlax.py": ("rlax",), "test_torch.py": ("torch", "transformers"), "test_trl.py": ("torch", "trl")}
+collect_ignore_glob = [file for file, packages in NEEDS.items() if not all(map(find_spec, packages))]
