@@ -32,6 +32,7 @@ from core.schema import Episode, Task
 from core.screens import write_atomic
 from core.state import Weights
 from models.base import Policy
+from rollout.curriculum import solvable
 from rollout.sampler import Sampler
 from rollout.turn import Try, collect
 
@@ -52,6 +53,7 @@ HELD_OUT_GREEDY = Protocol("held_out_greedy", "held_out", greedy=True)
 CLEAN = Protocol("clean", "held_out", clean=True)
 CLEAN_GREEDY = Protocol("clean_greedy", "held_out", clean=True, greedy=True)
 IN_DOMAIN = Protocol("in_domain", "in_domain")
+PRACTISED = Protocol("practised", "practice")
 PROTOCOLS = (HELD_OUT, HELD_OUT_GREEDY, CLEAN, CLEAN_GREEDY, IN_DOMAIN)
 
 
@@ -155,6 +157,20 @@ def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list
   )  # fmt: skip
 
 
+def solvable_tasks(world: World, params, cfg) -> list[str]:
+  """Ids of the practised tasks that the starting policy passes often enough in curriculum.solvable_tries tries (ARPO: 16, once)."""
+  knobs = cfg.curriculum
+  passes: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+  for e in run(world, Weights(params, 0), PRACTISED, knobs.solvable_tries, cfg.seed, cfg.practice.slots):
+    passes[e.task_id][0] += e.success
+    passes[e.task_id][1] += e.scored
+  results = {task: (won, tried) for task, (won, tried) in passes.items() if tried}
+  unscored = [task for task, (_, tried) in passes.items() if not tried]  # infra errors alone say nothing against a task
+  kept = solvable(results, knobs.solvable_lowest, knobs.solvable_highest or None)
+  print(f"  solvable: {len(kept.kept)} of {len(results)} tasks; tasks by passes {kept.histogram}; not scored {len(unscored)}", flush=True)
+  return kept.kept + unscored
+
+
 def save(workdir: pathlib.Path, result: Score, suffix: str = "") -> None:
   """Writes eval/<version>-<protocol>.json; a measurement made later has a suffix, so that the run's own is never replaced."""
   path = workdir / "eval" / f"{result.version}-{result.protocol}{suffix}.json"
@@ -173,14 +189,15 @@ def main(argv: list[str]) -> int:
   use_compile_cache(cfg.compile_cache)
   world = build(cfg)
   with Checkpointer(workdir / "checkpoints") as checkpoints:
-    target = {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}
+    target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}
     tree, host, step = checkpoints.restore(target, FLAGS.step if FLAGS.step >= 0 else None, partial=True)
-  print(f"{workdir}: checkpoint {step} ({host['phase']}, policy version {host['version']})", flush=True)
+  params, facts = tree["states"]["policy"]["params"], host["facts"]
+  print(f"{workdir}: checkpoint {step} ({facts['phase']}, policy version {facts['version']})", flush=True)
   wanted = [p for p in PROTOCOLS if not FLAGS.protocols or p.name in FLAGS.protocols]
   scored = 0
   for protocol in wanted:
-    episodes = run(world, Weights(tree["params"], host["version"]), protocol, FLAGS.tries, cfg.seed + FLAGS.seed, cfg.practice.slots)
-    result = score(episodes, protocol, host["version"], world.tasks[protocol.tasks])
+    episodes = run(world, Weights(params, facts["version"]), protocol, FLAGS.tries, cfg.seed + FLAGS.seed, cfg.practice.slots)
+    result = score(episodes, protocol, facts["version"], world.tasks[protocol.tasks])
     save(workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}")
     scored += result.finished
     print(result.line(), "ended by", result.ended_by, flush=True)

@@ -1,28 +1,32 @@
 """What an algorithm is: a record of functions, as an optax optimiser is. No base class, no registry, no state.
 
-train.py calls, in this order: `select` (which groups teach), `credit` (the push of every step), `keep` (which steps enter
-the loss), then the phases' jitted updates. Whatever is dropped is dropped in `select`, with a reason that is counted.
+train.py calls, in this order: `select` (which groups teach), then for each phase `credit` (the push of every step), `keep`
+(which steps enter the loss) and the phase's jitted update. Whatever is dropped is dropped in `select`, with a reason that is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from core.schema import Credit, Episode, Group
 from core.segments import Total
 from core.state import Batch, Scores
+from losses.policy import imitation_loss
 from losses.reduce import token_mean
 
 
 class Phase(NamedTuple):
   """One thing an update does. loss(scores, batch) -> (Total, {metric: Total}) is pure and jitted inside `update`.
 
-  params_key: which parameters it moves. epochs: passes over the data; minibatch: token records per optimiser step.
-  data: "batch" (this update's groups) or "store" (past episodes). until: a test on metrics that ends the phase, or None.
+  params_key: which parameters it moves, "policy" or a critic's name. epochs: passes over the data; minibatch: token records
+  (or steps, for a critic of steps) per optimiser step. data: "batch" = this update's groups, credited group by group;
+  "store" = this update's episodes and the stored ones, credited as one group. drawn: the store is not passed over, each epoch
+  is one minibatch of records drawn from it with replacement. pairs: episodes enter in pairs (a pass, a fail of its group).
+  until(curves) -> bool: the phase runs alone, the others waiting, until this says that it is ready; None = no waiting.
   """
 
   params_key: str
@@ -30,26 +34,53 @@ class Phase(NamedTuple):
   epochs: int
   minibatch: int
   data: str = "batch"
-  until: Callable | None = None
+  drawn: bool = False
+  pairs: bool = False
+  until: Callable[[dict[str, float]], bool] | None = None
 
 
 class Agent(NamedTuple):
-  """An algorithm. needs: subset of {"value_logit", "ref_logp", "old_logp", "features"}, computed before credit.
+  """An algorithm.
 
-  select(groups, replay, rng) -> (kept groups, {reason: episodes dropped}, successes swapped in); credit(group) -> one Credit
-  per episode, or None for an unscored one; keep(credit) -> bool [H]; remember: successes to keep per task (0 = no replay).
+  needs: what train.py computes of every episode before credit, a subset of NEEDS. select(groups, replay, rng) -> (kept
+  groups, {reason: episodes dropped}, successes swapped in); credit(group, scores) -> one Credit per episode, or None for an
+  unscored one, with scores a list of EpisodeScores (None where nothing is needed); keep(credit) -> bool [H].
+  remember: successes to keep per task (0 = no replay). critics: {params_key: kind} of models/critic.py, and critic: its knobs.
+  reference: None, or ("fixed" | "phase" | "moving", updates between two changes, share of the policy in a move).
+  store: steps of past episodes to keep (0 = none). offline: updates at the start that only sample and store; afterwards
+  nothing is sampled (0 = online).
   """
 
   needs: frozenset[str]
   select: Callable
-  credit: Callable[[Group], list[Credit | None]]
+  credit: Callable[..., list[Credit | None]]
   keep: Callable[[Credit], np.ndarray]
   phases: tuple[Phase, ...]
   remember: int = 0
+  critics: Mapping[str, str] = MappingProxyType({})
+  critic: Any = None
+  reference: tuple[str, int, float] | None = None
+  store: int = 0
+  offline: int = 0
+
+
+NEEDS = frozenset({"value_logit", "ref_logp", "old_logp", "step_value", "task_value"})
 
 
 def keep_all(credit: Credit) -> np.ndarray:
   return credit.keep
+
+
+def select_scored(groups: list[Group], replay=None, rng=None):
+  """Every scored try teaches; only infra errors leave. For algorithms whose baseline is not the group."""
+  kept, dropped = [], {}
+  for group in groups:
+    scored = group.scored
+    if len(scored) < len(group.episodes):
+      dropped["infra_error"] = dropped.get("infra_error", 0) + len(group.episodes) - len(scored)
+    if scored:
+      kept.append(Group(group.id, group.task_id, scored))
+  return kept, dropped, 0
 
 
 def select_groups(groups: list[Group], replay, rng: np.random.Generator, *, use_replay: bool, drop_equal: bool):
@@ -99,15 +130,8 @@ def episode_credit(group: Group, advantage_E: np.ndarray) -> list[Credit]:
   return [Credit.uniform(float(a), len(e.steps)) for e, a in zip(group.episodes, advantage_E, strict=True)]
 
 
-def token_metrics(ratio_N, clipped_N, batch: Batch, scores: Scores) -> dict[str, Total]:
-  """The curves every policy phase draws, as totals over the tokens of the loss."""
+def copy_loss(scores: Scores, batch: Batch) -> tuple[Total, dict[str, Total]]:
+  """Supervised fine-tuning: make the demonstrated tokens likely. The same mask as practice: agent tokens only."""
   mask = batch.is_action.reshape(-1)
-  logp, behaviour = scores.logp.reshape(-1), batch.behaviour_logp.reshape(-1)
-  log_ratio = jnp.where(mask, logp - behaviour, 0.0)
-  return {
-    "policy/clipped_share": token_mean(clipped_N.astype(jnp.float32), mask),
-    "policy/ratio_mean": token_mean(ratio_N, mask),
-    "policy/entropy": token_mean(scores.entropy.reshape(-1), mask),
-    # k3 of sampler against trainer: on the first pass after a publish it is the engines' mismatch, later also the drift
-    "policy/drift_kl": token_mean(jnp.expm1(log_ratio) - log_ratio, mask),
-  }
+  loss = token_mean(imitation_loss(scores.logp.reshape(-1), mask), mask)
+  return loss, {"policy/entropy": token_mean(scores.entropy.reshape(-1), mask)}

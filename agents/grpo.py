@@ -11,12 +11,11 @@ from __future__ import annotations
 import ml_collections
 import numpy as np
 
-from agents.base import Agent, Phase, episode_credit, keep_all, select_groups, token_metrics
-from core.schema import Group
+from agents import objective
+from agents.base import Agent, Phase, episode_credit, keep_all, select_groups
+from core.schema import End, Episode, EpisodeScores, Group
 from losses.advantages import group_advantages
-from losses.policy import clipped_loss
-from losses.ratios import token_ratio
-from losses.reduce import token_mean
+from losses.rewards import soft_overlong_penalty
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -26,14 +25,14 @@ def defaults() -> ml_collections.ConfigDict:
       "group_size": 8,  # tries per task
       "spread": "population",  # population, sample or none
       "eps": 1e-6,
-      "clip_low": 0.2,
-      "clip_high": 0.28,
-      "dual_clip": 3.0,  # 0 = off
       "replay": 1,  # successes kept per task; 0 = off
       "dynamic_sampling": True,  # drop all-equal groups and sample others
+      "overlong": 0,  # steps before the step limit in which a reward fades by up to 1 (DAPO's soft punishment); 0 = off
+      "truncation": "learn",  # "mask" keeps cut-off episodes out of the loss; their reward still counts in the group
       "epochs": 1,
       "minibatch": 256,  # token records per optimiser step
     }
+    | objective.defaults()
   )
 
 
@@ -43,39 +42,54 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "group_size": (cfg.group_size >= 2, "2 or more tries: one try has nothing to be compared with"),
     "spread": (cfg.spread in ("population", "sample", "none"), "population, sample or none"),
     "eps": (cfg.eps > 0, "a number above 0"),
-    "clip_low": (0 < cfg.clip_low < 1, "a number between 0 and 1"),
-    "clip_high": (cfg.clip_high > 0, "a number above 0"),
-    "dual_clip": (cfg.dual_clip == 0 or cfg.dual_clip > 1, "0 (off) or a number above 1"),
     "replay": (cfg.replay >= 0, "0 (off) or how many successes to keep per task"),
+    "overlong": (cfg.overlong >= 0, "0 (off) or a number of steps"),
+    "truncation": (cfg.truncation in ("mask", "learn"), "'mask' or 'learn'"),
     "epochs": (cfg.epochs >= 1, "1 or more"),
     "minibatch": (cfg.minibatch >= 1, "1 or more token records"),
   }
   for name, (good, want) in wanted.items():
     if not good:
       raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
-  if cfg.clip_low < 0.01 and cfg.name != "gspo":
-    raise ValueError(f"agent.clip_low is {cfg.clip_low}, a band for episode ratios: {cfg.name} clips tokens, wanted about 0.2")
+  objective.check(cfg)
 
 
-def make(cfg: ml_collections.ConfigDict) -> Agent:
+def shaped_rewards(cfg, group: Group, scores: list[EpisodeScores] | None) -> np.ndarray:
+  """f32 [E]: each try's reward with the shaping that the config states: nearness to the step limit, drift from the reference."""
+  reward_E = np.array([e.reward for e in group.episodes], np.float32)
+  for i, episode in enumerate(group.episodes):
+    if cfg.overlong:
+      limit = episode.step_limit or len(episode.steps)
+      reward_E[i] += float(soft_overlong_penalty(len(episode.steps), limit, min(cfg.overlong, limit)))
+    if cfg.kl_beta and cfg.kl_in == "reward":
+      reward_E[i] -= cfg.kl_beta * episode_kl(episode, scores[i])
+  return reward_E
+
+
+def episode_kl(episode: Episode, scores: EpisodeScores) -> float:
+  """k1 of one episode against the reference: the sum of log pi - log ref over its action tokens, as they were sampled."""
+  return float(sum((r.logp - s["ref_logp"])[r.is_action].sum() for r, s in zip(episode.records, scores.records, strict=True)))
+
+
+def make(cfg: ml_collections.ConfigDict, advantages=None) -> Agent:
+  """advantages(reward_E) -> f32 [E]: another baseline than the group's mean and spread, for a group whose tries differ."""
   check(cfg)
+  if advantages is None:
+    advantages = lambda reward_E: group_advantages(reward_E, np.zeros(len(reward_E), np.int32), 1, spread=cfg.spread, eps=cfg.eps)
 
   def select(groups, replay, rng):
     return select_groups(groups, replay, rng, use_replay=cfg.replay > 0, drop_equal=cfg.dynamic_sampling)
 
-  def credit(group: Group):
-    reward_E = np.array([e.reward for e in group.episodes], np.float32)
+  def credit(group: Group, scores: list[EpisodeScores] | None = None):
     if group.kind != "mixed":  # decided on raw rewards: shaping never turns an all-equal group into a teaching one
-      return episode_credit(group, np.zeros(len(reward_E)))
-    ids = np.zeros(len(reward_E), np.int32)
-    return episode_credit(group, np.asarray(group_advantages(reward_E, ids, 1, spread=cfg.spread, eps=cfg.eps)))
+      credits = episode_credit(group, np.zeros(len(group.episodes)))
+    else:
+      credits = episode_credit(group, np.asarray(advantages(shaped_rewards(cfg, group, scores))))
+    if cfg.truncation == "mask":
+      for episode, credit in zip(group.episodes, credits, strict=True):
+        credit.keep[:] = episode.end != End.TRUNCATED
+    return credits
 
-  def loss(scores, batch):
-    mask = batch.is_action.reshape(-1)
-    ratio = token_ratio(scores.logp.reshape(-1), batch.behaviour_logp.reshape(-1), mask)
-    per_token, clipped = clipped_loss(
-      ratio, batch.advantage.reshape(-1), clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip or None
-    )
-    return token_mean(per_token, mask), token_metrics(ratio, clipped, batch, scores)
-
-  return Agent(frozenset(), select, credit, keep_all, (Phase("policy", loss, cfg.epochs, cfg.minibatch),), cfg.replay)
+  phase = Phase("policy", objective.make_loss(cfg), cfg.epochs, cfg.minibatch)
+  reference = (cfg.reference, cfg.reference_every, cfg.reference_mix) if cfg.kl_beta else None
+  return Agent(objective.needs(cfg), select, credit, keep_all, (phase,), cfg.replay, reference=reference)

@@ -16,7 +16,7 @@ from configs.common import parse_arg
 def get_config(arg=""):
   mode = parse_arg(arg, agent="grpo", smoke=False, out_of_reach=False)
   cfg = base.compose("android", mode.agent, "sim/phone")
-  cfg.env.popup_chance = 0.3
+  cfg.env.popup_chance = 0.4
   cfg.practice.updates = 50
   if mode.out_of_reach:
     cfg.env.popup_kinds = ("corner",)

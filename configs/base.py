@@ -7,6 +7,7 @@ import os
 import ml_collections
 
 from core.find import find
+from rollout import curriculum
 
 
 def loop_defaults() -> ml_collections.ConfigDict:
@@ -36,6 +37,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
         "clip_norm": 1.0,
         "max_skipped": 3,  # stop after so many non-finite optimiser steps in a row
         "slots": 64,  # environments
+        "micro_batches": 1,  # parts of an optimiser step, for memory; sums and counts are added before the one division
       },
       "pack": {"row_tokens": 0},  # tokens a packed row; 0 = the longest record the policy can have
       "eval": {"tries": 4, "every": 10, "tries_during": 1},
@@ -54,7 +56,9 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.env.image = ""  # a QEMU disk image (osworld) or an adb serial (android); empty = the simulated computer
   cfg.policy = ml_collections.ConfigDict({"name": "tiny", "checkpoint": ""})
   cfg.policy.tiny = find("models", "tiny").defaults()
+  cfg.curriculum = find("rollout", "curriculum").defaults()
   cfg.update(loop_defaults())
+  cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
   return cfg
 
 
@@ -95,6 +99,10 @@ def check(cfg) -> None:
     "copy.weight_decay": (c.weight_decay, 0 <= c.weight_decay < 1, "a number from 0 to 1"),
     "eval.tries_during": (cfg.eval.tries_during, cfg.eval.tries_during >= 1, "1 or more episodes a task"),
     "log.episodes": (cfg.log.episodes, cfg.log.episodes >= 0, "0 or more sample episodes"),
+    "practice.micro_batches": (p.micro_batches, p.micro_batches >= 1, "1 or more"),
+    "critic.lr": (cfg.critic.lr, 0 < cfg.critic.lr < 1, "a number between 0 and 1"),
+    "critic.warmup": (cfg.critic.warmup, cfg.critic.warmup >= 0, "0 or more optimiser steps"),
+    "critic.weight_decay": (cfg.critic.weight_decay, 0 <= cfg.critic.weight_decay < 1, "a number from 0 to 1"),
     "practice.slots": (p.slots, p.slots >= 1, "1 or more environments"),
     "practice.max_skipped": (p.max_skipped, p.max_skipped >= 1, "1 or more"),
     "eval.tries": (cfg.eval.tries, cfg.eval.tries >= 1, "1 or more episodes a task"),
@@ -106,6 +114,9 @@ def check(cfg) -> None:
   for name, (got, good, want) in wanted.items():
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
+  curriculum.check(cfg.curriculum)
+  if cfg.agent.minibatch % p.micro_batches:
+    raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.minibatch ({cfg.agent.minibatch})")
   for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint), ("copy.path", c.path)):
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")
@@ -122,7 +133,8 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
       f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
       f"environment: {cfg.env.computer}, simulated in this process (a real one, --config.env.image=..., is not built yet)",
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
-      f"group of {agent.group_size}, {agent.spread} spread, eps {agent.eps}, band {agent.clip_low} / {agent.clip_high}, "
-      f"age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}",
+      f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"
+      + (f", {agent.surrogate} on {agent.ratio} ratios, band {agent.clip_low} / {agent.clip_high}" if "surrogate" in agent else "")
+      + (f", spread {agent.spread}, eps {agent.eps}" if "spread" in agent else ""),
     ]
   )

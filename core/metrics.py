@@ -383,7 +383,7 @@ class Alarms:
   def state(self) -> dict[str, Any]:
     return {"first": list(self._first), "recent": {k: list(v) for k, v in self._recent.items()}, "ringing": list(self._ringing)}
 
-  def load(self, state: Mapping[str, Any]) -> None:
+  def restore(self, state: Mapping[str, Any]) -> None:
     self._first, self._ringing = list(state["first"]), list(state["ringing"])
     self._recent = {k: list(v) for k, v in state["recent"].items()}
 

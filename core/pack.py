@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from core.schema import Credit, Episode, TokenRecord
-from core.state import Batch
+from core.state import Batch, StepBatch
 
 
 @dataclasses.dataclass
 class PackItem:
   """One token record on its way into a batch. images: uint8, one per entry of record.image_place; advantage: f32 [T], the
   push of each token; learn: bool [T], action tokens that enter the loss; episode: index into the batch's episodes;
-  step_base: added to record.step, so that steps of different episodes never share an id.
+  step_base: added to record.step, so that steps of different episodes never share an id. extra: further f32 [T] for the
+  batch by field name (ref_logp, old_logp, old_value_logit, return_); all items of a batch have the same ones.
   """
 
   record: TokenRecord
@@ -25,12 +26,12 @@ class PackItem:
   learn: np.ndarray
   episode: int
   step_base: int = 0
-  ref_logp: np.ndarray | None = None
+  extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class PackShape:
-  """The one shape a run compiles for. rows x row_tokens tokens, room for `images` images and `episodes` episodes."""
+  """The one shape a run compiles for. rows x row_tokens tokens, room for `images` images, `episodes` episodes and steps."""
 
   rows: int
   row_tokens: int
@@ -38,44 +39,66 @@ class PackShape:
   episodes: int
   tokens_per_image: int
   row_actions: int
+  steps: int = 0  # 0: as many as episodes, which holds where a record is one step
+
+  def __post_init__(self):
+    object.__setattr__(self, "steps", self.steps or self.episodes)
 
 
-def episode_items(episode: Episode, credit: Credit, keep: np.ndarray, positions: Callable, image: Callable) -> list[PackItem]:
-  """One item per token record of an episode. Every action token of step h gets credit.advantage[h]; steps with keep False
-  stay in the context but leave the loss. `episode` and `step_base` are set when the item is put into a batch."""
+def episode_items(
+  episode: Episode, credit: Credit, keep: np.ndarray, positions: Callable, image: Callable, extras: list[dict] | None = None
+) -> list[PackItem]:
+  """One item per token record of an episode. Every action token of step h gets credit.advantage[h], or its own push where the
+  credit has one; steps with keep False stay in the context but leave the loss. extras: further arrays of each record.
+  `episode` and `step_base` are set when the item is put into a batch."""
   items = []
-  for record in episode.records:
+  for i, record in enumerate(episode.records):
     images = [image(episode.steps[h].screen.pixels) for h in record.image_step]
-    advantage = np.where(record.is_action, credit.advantage[record.step], 0.0).astype(np.float32)
-    items.append(PackItem(record, images, positions(record), advantage, keep[record.step], 0))
+    push = credit.advantage[record.step] if credit.token_advantage is None else credit.token_advantage[i]
+    extra = dict(extras[i]) if extras else {}
+    if credit.token_return is not None:
+      extra["return_"] = credit.token_return[i]
+    advantage = np.where(record.is_action, push, 0.0).astype(np.float32)
+    items.append(PackItem(record, images, positions(record), advantage, keep[record.step], 0, extra=extra))
   return items
 
 
 def minibatches(episodes: list[list[PackItem]], size: int, rng: np.random.Generator) -> list[list[PackItem]]:
   """Deals whole episodes, in random order, into as few minibatches of at most `size` records as hold them, filled evenly."""
-  count = max(1, -(-sum(map(len, episodes)) // size))
-  order = sorted(rng.permutation(len(episodes)).tolist(), key=lambda i: -len(episodes[i]))
+  return [number([episodes[i] for i in b]) for b in deal([len(e) for e in episodes], size, rng)]
+
+
+def bins(bundles: list[list[list[PackItem]]], size: int, rng: np.random.Generator) -> list[list[PackItem]]:
+  """Like minibatches, for bundles of episodes that must share a batch, and stand side by side in it."""
+  dealt = deal([sum(map(len, bundle)) for bundle in bundles], size, rng)
+  return [number([episode for i in b for episode in bundles[i]]) for b in dealt]
+
+
+def deal(sizes: list[int], size: int, rng: np.random.Generator) -> list[list[int]]:
+  """Indices of bundles of so many records each, in random order, in as few bins of at most `size` records as hold them."""
+  count = max(1, -(-sum(sizes) // size))
+  order = sorted(rng.permutation(len(sizes)).tolist(), key=lambda i: -sizes[i])
   while True:
     bins: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
     for i in order:
       b = load.index(min(load))
       bins[b].append(i)
-      load[b] += len(episodes[i])
+      load[b] += sizes[i]
     if max(load) <= size:
-      break
-    if any(len(e) > size for e in episodes):
-      raise ValueError(f"an episode has {max(map(len, episodes))} records, agent.minibatch takes {size}: raise it")
+      return [b for b in bins if b]
+    if max(sizes) > size:
+      raise ValueError(f"an episode has {max(sizes)} records, agent.minibatch takes {size}: raise it")
     count += 1
-  return [number([episodes[i] for i in b]) for b in bins if b]
 
 
 def number(episodes: list[list[PackItem]]) -> list[PackItem]:
-  """Gives the episodes of one batch their indices 0.. and their steps ids that no other episode shares."""
+  """Gives the episodes of one batch their indices 0.. and their steps ids that no other episode shares, without gaps between."""
   out, base = [], 0
   for index, items in enumerate(episodes):
-    out += [dataclasses.replace(item, episode=index, step_base=base) for item in items]
-    base += 1 + max((int(item.record.step.max()) for item in items), default=0)
+    first = min((int(item.record.step.min()) for item in items), default=0)
+    out += [dataclasses.replace(item, episode=index, step_base=base - first) for item in items]
+    base += 1 + max((int(item.record.step.max()) for item in items), default=first) - first
   return out
 
 
@@ -131,7 +154,8 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
   out = ints | {"version": np.full(size, -1, np.int32), "image_slot": np.full(size, -1, np.int32)}
   out |= {"is_action": np.zeros(size, bool), "behaviour_logp": np.zeros(size, np.float32), "advantage": np.zeros(size, np.float32)}
   positions = np.zeros((axes, *size), np.int32)
-  ref_logp = np.zeros(size, np.float32) if any(i.ref_logp is not None for i in items) else None
+  names = sorted({name for item in items for name in item.extra})
+  out |= {name: np.zeros(size, np.float32) for name in names}
   images = np.broadcast_to(blank_image, (shape.images, *blank_image.shape)).copy()
   episode_valid = np.zeros(shape.episodes, bool)
   used = 0
@@ -149,8 +173,10 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
       out["version"][r, span] = record.version
       out["advantage"][r, span] = item.advantage
       positions[:, r, span] = item.positions
-      if ref_logp is not None and item.ref_logp is not None:
-        ref_logp[r, span] = item.ref_logp
+      if sorted(item.extra) != names:
+        raise ValueError(f"an item has {sorted(item.extra)}, others of its batch {names}: all or none")
+      for name in names:
+        out[name][r, span] = item.extra[name]
       for place, image in zip(record.image_place, item.images, strict=True):
         if used >= shape.images:
           raise ValueError(f"more than {shape.images} images in a batch that was shaped for {shape.images}")
@@ -166,7 +192,7 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
   if most > shape.row_actions:
     raise ValueError(f"a row holds {most} action tokens, the batch was shaped for {shape.row_actions}")
   return Batch(
-    positions=positions, images=images, episode_valid=episode_valid, ref_logp=ref_logp, num_episodes=shape.episodes,
+    positions=positions, images=images, episode_valid=episode_valid, num_episodes=shape.episodes, num_steps=shape.steps,
     row_actions=shape.row_actions, **out,
   )  # fmt: skip
 
@@ -182,3 +208,23 @@ def unpack(values: np.ndarray, batch: Batch) -> list[np.ndarray]:
 def useful_share(batch: Batch) -> float:
   """Tokens that are not padding, as a share of the batch."""
   return float((np.asarray(batch.segment_ids) > 0).mean())
+
+
+def step_batch(
+  frames: list[tuple[np.ndarray, np.ndarray]], texts: list[np.ndarray], labels: Sequence[float], size: int, longest: int
+) -> StepBatch:
+  """Steps as a critic's batch of exactly `size`, padded with the last one marked invalid. frames: (screen before, screen now) as
+  the policy's encoder takes them; texts: i32 goal tokens, at most `longest`."""
+  n = len(frames)
+  if not 1 <= n <= size:
+    raise ValueError(f"{n} steps for a batch of {size}, wanted 1 to {size}")
+  text = np.zeros((size, longest), np.int32)
+  for i, ids in enumerate(texts):
+    if len(ids) > longest:
+      raise ValueError(f"a goal has {len(ids)} tokens, the critic takes {longest}")
+    text[i, : len(ids)] = ids
+  pixels = np.stack([np.stack(pair) for pair in frames])
+  pixels = np.concatenate([pixels, np.broadcast_to(pixels[-1:], (size - n, *pixels.shape[1:]))])
+  label = np.zeros(size, np.float32)
+  label[:n] = labels
+  return StepBatch(pixels, text, label, np.arange(size) < n)

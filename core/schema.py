@@ -166,6 +166,7 @@ class Episode:
   advantage: float | None = None  # filled in by the agent's credit, for the trajectory record
   replayed: bool = False  # True for a stored success that was swapped into a group
   final_screen: Screen | None = None
+  step_limit: int = 0  # steps the try could have taken; 0 = not known
   notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
@@ -224,13 +225,30 @@ class Group:
 
 
 @dataclasses.dataclass
+class EpisodeScores:
+  """What the models say of one finished episode before its credit is computed; only what the algorithm `needs` is there.
+
+  records: per token record a dict of f32 [T] by name: old_logp (the learner's policy now), ref_logp (the reference policy),
+  value_logit (the critic's logit before each action token). step_value: f32 [H + 1], the step critic's chance of success
+  before each step and, last, on the final screen. task_value: its guess from the task alone.
+  """
+
+  records: list[dict[str, np.ndarray]]
+  step_value: np.ndarray | None = None
+  task_value: float | None = None
+
+
+@dataclasses.dataclass
 class Credit:
   """The push of one episode. advantage: f32 [H], one number per step (all equal for group methods); every action token
-  of step h gets advantage[h]. keep: bool [H], steps that enter the loss. imitation weight etc. belong to phases, not here.
+  of step h gets advantage[h]. keep: bool [H], steps that enter the loss. token_advantage, token_return: one f32 [T] per token
+  record where a critic gives every token its own push and value target; they then take the place of advantage.
   """
 
   advantage: np.ndarray
   keep: np.ndarray
+  token_advantage: list[np.ndarray] | None = None
+  token_return: list[np.ndarray] | None = None
 
   @staticmethod
   def uniform(value: float, steps: int) -> "Credit":

@@ -19,8 +19,8 @@ class Batch:
   arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
   version: as sampled. advantage: f32, the push. image_slot: row of the flat image features [M * tokens per image], -1
   = none. positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images
-  on the first axis, uint8. episode_valid: [E] bool, False for padding. Static: num_episodes, the padded maximum;
-  row_actions, the most action tokens that a row may hold, so that the head runs at those places only.
+  on the first axis, uint8. episode_valid: [E] bool, False for padding. Static: num_episodes, the padded maximum of episodes;
+  num_steps, of its steps; row_actions, the most action tokens that a row may hold, so that the head runs at those places only.
   """
 
   tokens: jax.Array
@@ -40,18 +40,33 @@ class Batch:
   old_value_logit: jax.Array | None = None
   return_: jax.Array | None = None
   num_episodes: int = flax.struct.field(pytree_node=False, default=0)
+  num_steps: int = flax.struct.field(pytree_node=False, default=0)
   row_actions: int = flax.struct.field(pytree_node=False, default=0)
+
+
+@flax.struct.dataclass
+class StepBatch:
+  """Steps for a critic that looks at screens and the task. frames: uint8 [N, 2, ...], the screen before (the first step: its
+  own) and the screen now, as the policy's encoder takes them. text: i32 [N, T], the goal's tokens, padded. label: f32 [N], how
+  the episode ended (1 pass, 0 fail). valid: bool [N], False for padding.
+  """
+
+  frames: jax.Array
+  text: jax.Array
+  label: jax.Array
+  valid: jax.Array
 
 
 @flax.struct.dataclass
 class Scores:
   """What `score(params, batch)` returns, each [B, L], aligned with `Batch.tokens`: entry t scores token t.
 
-  logp <= 0 and entropy >= 0 at action tokens, 0 elsewhere, float32. value_logit: critic's logit, or None.
+  logp <= 0 and entropy >= 0 at action tokens, 0 elsewhere, float32. value_logit: critic's logit, or None; of a StepBatch [N, K],
+  one for each of the critic's K heads, and logp, entropy are None.
   """
 
-  logp: jax.Array
-  entropy: jax.Array
+  logp: jax.Array | None
+  entropy: jax.Array | None
   value_logit: jax.Array | None = None
 
 

@@ -1,4 +1,4 @@
-"""The small arithmetic of practice: what teaches, what it costs, how noisy a score is. Plain Python floats.
+"""The small arithmetic of practice: what teaches, what it costs, how noisy a score is. Plain Python floats, or numpy.
 
 Every function assumes that tries are independent unless it says otherwise. Wrong input is a ValueError, never a NaN.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 
 def chance_of_no_surprise(surprise: float, steps: int) -> float:
@@ -145,3 +147,31 @@ def _whole(name: str, value: int, least: int) -> int:
   if number < least:
     raise ValueError(f"{name} is {number}, wanted at least {least}")
   return number
+
+
+def action_probabilities(token_logps: Iterable[Sequence[float]], product: bool = False) -> np.ndarray:
+  """One probability for each action from its tokens' log-probabilities: the geometric mean, or the product. f64 [actions]."""
+  out = []
+  for i, logps in enumerate(token_logps):
+    logps = np.asarray(logps, np.float64)
+    if logps.ndim != 1 or not len(logps) or not (logps <= 0.0).all():
+      raise ValueError(f"action {i}: wanted one or more log-probabilities, none above 0, got {logps.tolist()[:5]}")
+    out.append(math.exp(math.fsum(logps) / (1 if product else len(logps))))
+  return np.array(out, np.float64)
+
+
+def perplexity_keep(
+  action_probabilities: Sequence[float], low: float = 0.5, high: float = 0.95, variant: str = "paper"
+) -> np.ndarray:  # fmt: skip
+  """Old actions that are neither too sure nor too strange: bool, low <= p <= high; variant "code" wants p > low. WebRL.
+
+  The band on probabilities is one on perplexity 1 / p: 1.053 to 2.0. p must be that of the agent as it is now.
+  """
+  if variant not in ("paper", "code"):
+    raise ValueError(f"variant is {variant!r}, wanted 'paper' (low <= p) or 'code' (low < p)")
+  if not 0.0 <= low <= high <= 1.0:
+    raise ValueError(f"the band is {low} to {high}, wanted 0 <= low <= high <= 1")
+  p = np.asarray(action_probabilities, np.float64)
+  if p.ndim != 1 or not ((p >= 0.0) & (p <= 1.0)).all():
+    raise ValueError("action_probabilities: wanted a list of probabilities, each from 0 to 1")
+  return (p >= low if variant == "paper" else p > low) & (p <= high)

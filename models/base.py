@@ -50,11 +50,14 @@ class Policy(NamedTuple):
   token_logprobs(params, hidden, tokens, mask, most) -> (logp, entropy), each f32 [B, L]; entry t scores token t from hidden t-1
   init_cache(batch, size) -> cache; prefill(params, tokens, positions, valid, features, image_slot, cache) -> (hidden, cache)
   decode_step(params, token [B], position [B], cache) -> (hidden [B, D], cache); logits(params, hidden) -> f32 [..., V]
+  embed(params, tokens [...]) -> [..., D]: word vectors, for critics that read the goal. width: D; max_goal: its tokens at most
   """
 
   name: str
   tokenizer: Any
   tokens_per_image: int
+  width: int
+  max_goal: int
   max_prompt: int
   max_action: int
   init: Callable
@@ -68,3 +71,18 @@ class Policy(NamedTuple):
   prefill: Callable
   decode_step: Callable
   logits: Callable
+  embed: Callable
+
+
+class Critic(NamedTuple):
+  """A critic as a record of pure functions. reads: "tokens" (a Batch: a value before every action token) or "steps" (a
+  StepBatch: a value for every step).
+
+  init(key, policy_params) -> params; score(params, frozen, batch) -> Scores with value_logit; frozen: parameters of a policy,
+  without gradient.
+  """
+
+  kind: str
+  reads: str
+  init: Callable
+  score: Callable

@@ -181,6 +181,8 @@ def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[i
     name="tiny",
     tokenizer=tokenizer,
     tokens_per_image=s.tokens_per_image,
+    width=s.d,
+    max_goal=s.max_goal,
     max_prompt=s.max_goal + s.tokens_per_image,
     max_action=s.max_action,
     init=partial(init, s),
@@ -194,6 +196,7 @@ def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[i
     prefill=partial(prefill, s),
     decode_step=partial(decode_step, s),
     logits=logits,
+    embed=embed,
   )
 
 
@@ -249,8 +252,13 @@ def encode_images(s: Shape, params: dict, images: jax.Array) -> jax.Array:
   return x.reshape(m * down * across, s.d)
 
 
+def embed(params: dict, tokens: jax.Array) -> jax.Array:
+  """Word vectors f32 [..., D] of token ids [...]."""
+  return params["embed_tokens"][tokens]
+
+
 def _embed(params: dict, tokens: jax.Array, positions: jax.Array, features: jax.Array, image_slot: jax.Array) -> jax.Array:
-  x = params["embed_tokens"][tokens] + params["embed_positions"][positions]
+  x = embed(params, tokens) + params["embed_positions"][positions]
   return jnp.where((image_slot >= 0)[..., None], features[jnp.maximum(image_slot, 0)], x)
 
 

@@ -192,60 +192,24 @@ def _wanted(target: float) -> None:
 # ---------------------------------------------------------------- which old steps
 
 
-def action_probabilities(token_logps: Iterable[Sequence[float]], product: bool = False) -> np.ndarray:
-  """One probability for each action from its tokens' log-probabilities: the geometric mean, or the product. f64 [actions]."""
-  out = []
-  for i, logps in enumerate(token_logps):
-    logps = np.asarray(logps, np.float64)
-    if logps.ndim != 1 or not len(logps) or not (logps <= 0.0).all():
-      raise ValueError(f"action {i}: wanted one or more log-probabilities, none above 0, got {logps.tolist()[:5]}")
-    out.append(math.exp(math.fsum(logps) / (1 if product else len(logps))))
-  return np.array(out, np.float64)
-
-
-def perplexity_keep(
-  action_probabilities: Sequence[float], low: float = 0.5, high: float = 0.95, variant: str = "paper"
-) -> np.ndarray:  # fmt: skip
-  """Old actions that are neither too sure nor too strange: bool, low <= p <= high; variant "code" wants p > low. WebRL.
-
-  The band on probabilities is one on perplexity 1 / p: 1.053 to 2.0. p must be that of the agent as it is now.
-  """
-  if variant not in ("paper", "code"):
-    raise ValueError(f"variant is {variant!r}, wanted 'paper' (low <= p) or 'code' (low < p)")
-  if not 0.0 <= low <= high <= 1.0:
-    raise ValueError(f"the band is {low} to {high}, wanted 0 <= low <= high <= 1")
-  p = np.asarray(action_probabilities, np.float64)
-  if p.ndim != 1 or not ((p >= 0.0) & (p <= 1.0)).all():
-    raise ValueError("action_probabilities: wanted a list of probabilities, each from 0 to 1")
-  return (p >= low if variant == "paper" else p > low) & (p <= high)
-
-
-def cap_old(old_steps: Sequence[Any], new_steps: int, rng: np.random.Generator, most: float = 2.0) -> list[Any]:
-  """At most `most` old steps to each new one, drawn without replacement and left in their order; most = 0 is no cap.
-
-  Draws nothing from the generator where all fit.
-  """
-  if new_steps < 0 or not 0.0 <= most < math.inf:
-    raise ValueError(f"cap_old got new_steps={new_steps}, most={most}: wanted 0 or more of each")
-  room = math.floor(most * new_steps)
-  if most == 0 or len(old_steps) <= room:
-    return list(old_steps)
-  return [old_steps[i] for i in sorted(rng.choice(len(old_steps), size=room, replace=False).tolist())]
-
-
 # ---------------------------------------------------------------- the next task
 
 
 class Curriculum:
   """Decides the next task. `next()` gives it, `report(group)` hears of every finished fresh group.
 
-  rng is the caller's, who saves and restores it; everything else that decides is in `state()`. A *pass* is one way through
-  the tasks that are open. With every rule off a pass is rng.permutation(number of tasks), taken from its end.
+  rng is the caller's, who saves and restores it; everything else that decides is in `state()`. rated: whether `rate` will ever
+  be called. A *pass* is one way through the tasks that are open; with every rule off it is rng.permutation(number of tasks),
+  taken from its end.
   """
 
-  def __init__(self, tasks: Sequence[Task], rng: np.random.Generator, cfg: ml_collections.ConfigDict | None = None):
+  def __init__(
+    self, tasks: Sequence[Task], rng: np.random.Generator, cfg: ml_collections.ConfigDict | None = None, rated: bool = True
+  ):
     self.cfg = defaults() if cfg is None else cfg
     check(self.cfg)
+    if not rated and (self.cfg.order == "critic" or self.cfg.critic_low > 0 or self.cfg.critic_high < 1):
+      raise ValueError("curriculum.order=critic, critic_low and critic_high want an algorithm with a step critic: digirl or webrl")
     self.rng = rng
     self._given = list(tasks)
     self._reset()

@@ -30,21 +30,23 @@ class Gathered:
 def gather(
   sampler: Sampler, envs: list, queue: GroupQueue, replay: Replay, select: Callable, next_task: Callable[[], Task],
   key: Callable[..., np.ndarray], rng: np.random.Generator, *, update: int, version: int, groups: int, rounds: int,
-  group_size: int, max_age: int, clock: Callable,
+  group_size: int, max_age: int, clock: Callable, tries: Callable[[str, int], int] = lambda task_id, default: default,
 ) -> Gathered:  # fmt: skip
   """Samples groups of tries until `groups` of them teach, in at most `rounds` rounds. Lesson chapter 3, fixes 2 and 3.
 
-  next_task(): the next task to try; key(update, round, group, try): each try's own sampling key. Age is checked here, as
-  the groups are taken to be trained on. A new success is stored after the swap, so that none rescues its own group.
+  next_task(): the next task to try; key(update, round, group, try): each try's own sampling key; tries(task id,
+  group_size): how many tries a task gets. Age is checked here, as the groups are taken to be trained on. A new success is
+  stored after the swap, so that none rescues its own group.
   """
   out = Gathered()
   for round_ in range(rounds):
-    tries = []
+    planned = []
     for j in range(groups - len(out.kept)):
       task, name = next_task(), f"u{update}-r{round_}-g{j}"
-      queue.open(name, task.id, group_size)
-      tries += [Try(task, name, k, key(update, round_, j, k)) for k in range(group_size)]
-    for episode in collect(sampler, envs, tries, sampler.policy, clock):
+      size = tries(task.id, group_size)
+      queue.open(name, task.id, size)
+      planned += [Try(task, name, k, key(update, round_, j, k)) for k in range(size)]
+    for episode in collect(sampler, envs, planned, sampler.policy, clock):
       queue.add(episode)
       out.episodes.append(episode)
     fresh, old = queue.take(version, max_age)

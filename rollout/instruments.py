@@ -4,10 +4,16 @@ is trained on later."""
 from __future__ import annotations
 
 import collections
+import functools
+import json
+import operator
+import pathlib
 
 import numpy as np
 
+from core.metrics import read_jsonl
 from core.schema import End, Episode, Group
+from core.screens import write_atomic
 from rollout.gather import Gathered
 
 
@@ -52,23 +58,35 @@ def episode_curves(episodes: list[Episode], version: int) -> dict[str, float]:
   return out
 
 
-def learned(outs: list[dict]) -> dict[str, float]:
-  """An update's optimiser steps as curves: totals added over the steps, then divided once; numbers averaged.
+def learned(outs: list[tuple[str, list[dict]]]) -> dict[str, float]:
+  """An update's optimiser steps as curves: for each phase totals added over its steps, then divided once; numbers averaged.
 
-  The first step sees the very weights that sampled, so its drift is the mismatch between sampler and trainer.
+  outs: (parameters moved, what its steps said) of each phase. The policy's first step sees the very weights that sampled, so
+  its drift is the mismatch between sampler and trainer. A critic's moments become its explained variance.
   """
-  if not outs:
-    return {}
-  totals = {k: sum([o[k] for o in outs]) for k in outs[0] if hasattr(outs[0][k], "count")}
-  curves = {k: float(v.sum / max(float(v.count), 1.0)) for k, v in totals.items()}
-  curves["policy/mismatch_kl"] = float(outs[0]["policy/drift_kl"].sum / max(float(outs[0]["policy/drift_kl"].count), 1.0))
-  return curves | {k: float(np.mean([o[k] for o in outs])) for k in ("policy/loss", "policy/grad_norm")}
+  curves: dict[str, float] = {}
+  for key, said in outs:
+    if not said:
+      continue
+    joined = {k: functools.reduce(operator.add, [o[k] for o in said]) for k in said[0] if isinstance(said[0][k], tuple)}
+    for name, value in joined.items():
+      curves[name] = float(value.explained_variance()[0]) if hasattr(value, "explained_variance") else _mean(value)
+    if "policy/drift_kl" in said[0]:
+      curves["policy/mismatch_kl"] = _mean(said[0]["policy/drift_kl"])
+    curves |= {f"{key}/{k}": float(np.mean([o[k] for o in said])) for k in ("loss", "grad_norm")}
+  return curves
 
 
-def update_curves(got: Gathered, outs: list[dict], useful: list[float], version: int, seconds: float) -> dict[str, float]:
+def _mean(total) -> float:
+  return float(total.sum / max(float(total.count), 1.0))
+
+
+def update_curves(got: Gathered, outs: list, useful: list[float], version: int, seconds: float) -> dict[str, float]:
   """One update's curves: what was gathered, what was dropped and why, what was learned, how fast."""
   curves = group_curves(got.groups) | episode_curves(got.episodes, version) | learned(outs)
   curves |= {f"episodes/dropped_{cause}": n / len(got.episodes) for cause, n in got.dropped.items()}
+  if not got.episodes:  # an update that learns from stored episodes alone
+    return curves
   return curves | {
     "replay/used": float(got.swapped),
     "rate/episodes_per_minute": 60 * len(got.episodes) / seconds,
@@ -83,6 +101,34 @@ def strip(episode: Episode) -> tuple[np.ndarray, str]:
   head = f"**{episode.goal}** -> {episode.end_cause}, rewards {episode.rewards}"
   screens = [s.screen.pixels for s in episode.steps] or [np.zeros((1, 1, 3), np.uint8)]  # an infra error may leave no step
   return np.concatenate(screens, axis=1), "\n\n".join([head, *lines])
+
+
+def show(metrics, episodes: list[Episode], update: int) -> None:
+  """Sample episodes into TensorBoard."""
+  for i, episode in enumerate(episodes):
+    pixels, text = strip(episode)
+    metrics.image(f"episode/{i}", pixels, update)
+    metrics.text(f"episode/{i}", text, update)
+
+
+def progress_values(curves: dict[str, float]) -> dict[str, float | None]:
+  """What the progress line says of an update."""
+  mixed = curves.get("groups/mixed")
+  return {
+    "success": curves.get("reward/success"), "all_equal": None if mixed is None else 1 - mixed, "entropy": curves.get("policy/entropy"),
+    "explained": curves.get("critic/explained_variance"), "episodes_a_minute": curves.get("rate/episodes_per_minute"),
+  }  # fmt: skip
+
+
+def conclude(workdir: pathlib.Path, evals: dict[str, dict], final: dict[str, dict], about: dict) -> str:
+  """Writes summary.json and returns the table. final: the practised policy's scores by protocol; about: facts of the run."""
+  result = summary(evals, final)
+  rows = read_jsonl(workdir / "metrics.jsonl")[-5:]  # where practice stands: what share of the groups cannot teach any more
+  for k in ("all_fail", "all_pass"):
+    result[f"{k}_end"] = float(np.mean([r.get(f"groups/{k}", 0.0) for r in rows])) if rows else None
+  result |= about
+  write_atomic(workdir / "summary.json", (json.dumps(result, indent=2) + "\n").encode())
+  return table(result, evals["copying_held_out"], final["held_out"])
 
 
 def summary(evals: dict[str, dict], final: dict[str, dict]) -> dict:

@@ -36,8 +36,12 @@ class Replay:
     kept = self._stored.get(task_id)
     return kept[int(rng.integers(len(kept)))] if kept else None
 
+  def state(self) -> list[Episode]:
+    """What a checkpoint saves, and `restore` takes back."""
+    return self.episodes()
+
   def episodes(self) -> list[Episode]:
-    """Everything stored, tasks in order of first success: what a checkpoint saves."""
+    """Everything stored, tasks in order of first success."""
     return [e for kept in self._stored.values() for e in kept]
 
   def restore(self, episodes: list[Episode]) -> None:

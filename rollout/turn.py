@@ -91,7 +91,7 @@ class Turn:
     return Episode(
       task_id=task.id, group=self.trial.group, try_index=self.trial.index, seed=task.seed, steps=self.steps, end=end,
       end_cause=cause, rewards=dict(rewards), records=self.records, goal=task.goal, family=task.family,
-      checker=f"{task.env}/1", partial=partial, final_screen=self.screen if self.steps else None,
+      checker=f"{task.env}/1", partial=partial, final_screen=self.screen if self.steps else None, step_limit=task.limits.steps,
       notes={"popup": seen[0] if seen else "", "seconds": time.monotonic() - self.started},
     )  # fmt: skip
 

@@ -22,7 +22,8 @@ from core.checkpoint import read_numpy
 from core.host import hold
 from core.metrics import read_jsonl
 from core.schema import Credit
-from rollout import demos
+from rollout import demos, feed
+from rollout.feed import Feed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
@@ -110,8 +111,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("point", ["copying", "gather", "learn", "evaluate"])
 def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tmp_path, monkeypatch, point):
-  place = {"copying": (train.Run, "batch", 5), "gather": (train, "gather", 3)}
-  place |= {"learn": (train, "minibatches", 2), "evaluate": (evaluate, "run", 6)}
+  place = {"copying": (Feed, "draw", 5), "gather": (train, "gather", 3)}
+  place |= {"learn": (Feed, "credited", 2), "evaluate": (evaluate, "run", 6)}
   owner, name, call = place[point]
   real, calls = getattr(owner, name), []
 
@@ -267,13 +268,13 @@ def test_a_workdir_that_is_a_file_is_one_line(tmp_path, capsys):
 
 
 def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, capsys):
-  real = train.to_batch
+  real = feed.to_batch
 
   def poisoned(items, rows, shape, blank):
     batch = real(items, rows, shape, blank)
     return batch.replace(advantage=np.full_like(batch.advantage, np.nan)) if shape.rows == 64 else batch
 
-  monkeypatch.setattr(train, "to_batch", poisoned)
+  monkeypatch.setattr(feed, "to_batch", poisoned)
   assert train.main(command(tmp_path / "run", practice__max_skipped=1)) == 1
   assert "not finite" in capsys.readouterr().err
 
@@ -289,22 +290,19 @@ def copied(tmp_path_factory):
   cfg, _ = config_lib.load_config(argv)
   run = train.Run(cfg, workdir)
   items = demos.items(run.world.demonstrations(cfg.copy.demonstrations, 0), run.policy)
-  optimiser, _ = train.make_optimiser(cfg.copy, 1.0, cfg.copy.updates)
-  state = train.TrainState.create(run.policy.init(jax.random.key(0)), optimiser)
-  state = train.copying(run, items, state)
-  return cfg, items, jax.device_get(state.params)
+  learner = train.copying(run, items, run.learner(run.policy.init(jax.random.key(0)), copying=True))
+  return cfg, items, jax.device_get(learner["states"]["policy"].params)
 
 
 def practised(copied, workdir, monkeypatch, credit) -> float:
   """Points gained on held-out tasks by 8 updates under another rule of credit."""
   cfg, items, params = copied
   run = train.Run(cfg, workdir)
-  run.agent = run.agent._replace(credit=credit(run.agent.credit))
-  run.host.update({"phase": "practice"})
+  run.agent = run.feed.agent = run.agent._replace(credit=credit(run.agent.credit))
+  run.facts.update({"phase": "practice"})
   before = run.evaluate(params, evaluate.HELD_OUT, 2, "before").success
-  optimiser, _ = train.make_optimiser(cfg.practice, 1.0, None)
-  state = train.practice(run, items, train.TrainState.create(jax.device_put(params), optimiser))
-  return 100 * (run.evaluate(state.params, evaluate.HELD_OUT, 2, "after").success - before)
+  learner = train.practice(run, items, run.learner(jax.device_put(params), copying=False))
+  return 100 * (run.evaluate(learner["states"]["policy"].params, evaluate.HELD_OUT, 2, "after").success - before)
 
 
 @pytest.mark.slow
@@ -312,7 +310,7 @@ def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, 
   rng = np.random.default_rng(0)
 
   def shuffled(credit):
-    def other(group):
+    def other(group, scores=None):
       credits = credit(group)
       order = rng.permutation(len(credits))
       return [Credit.uniform(float(credits[i].advantage[0]), len(e.steps)) for i, e in zip(order, group.episodes)]
@@ -320,7 +318,7 @@ def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, 
     return other
 
   def zero(credit):
-    return lambda group: [Credit.uniform(0.0, len(e.steps)) for e in group.episodes]
+    return lambda group, scores=None: [Credit.uniform(0.0, len(e.steps)) for e in group.episodes]
 
   real = practised(copied, tmp_path / "real", monkeypatch, lambda credit: credit)
   mixed_up = practised(copied, tmp_path / "shuffled", monkeypatch, shuffled)

@@ -92,12 +92,12 @@ def main(argv: list[str]) -> None:
   cfg = ml_collections.ConfigDict(read_config(workdir))
   summary = json.loads((workdir / "summary.json").read_text())
   world = evaluate.build(cfg)
-  target = {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}
+  target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}
   tries = []
   for folder in ("copied", "checkpoints"):
     with Checkpointer(workdir / folder) as checkpoints:
       tree, _, step = checkpoints.restore(target, partial=True)
-    tries.append(episodes_of(world, tree["params"], step, cfg))
+    tries.append(episodes_of(world, tree["states"]["policy"]["params"], step, cfg))
   before, after = pick(*tries)
   scale = 2 if before.steps[0].screen.pixels.shape[0] < 200 else 1
   parts = [

@@ -159,4 +159,5 @@ def play(computer: str, task: Task, popups: Popups) -> Episode:
     task_id=task.id, group="scripted", try_index=0, seed=task.seed, steps=steps,
     end=End.TERMINATED if terminated else End.TRUNCATED, end_cause=info["cause"], rewards=info["rewards"], records=[],
     goal=task.goal, family=task.family, checker=f"{computer}/1", final_screen=Screen.of(obs["screenshot"]),
+    step_limit=task.limits.steps,
   )  # fmt: skip

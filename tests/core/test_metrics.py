@@ -431,7 +431,7 @@ def test_alarms_go_on_after_a_resume():
   for i, row in enumerate(rows[:6]):
     first.check(i, row)
   second = Alarms(out=lines.append)
-  second.load(json.loads(json.dumps(first.state())))
+  second.restore(json.loads(json.dumps(first.state())))
   assert second.check(6, rows[6]) == straight[6] and straight[6]["diagnosis/entropy_low"] == 1
   assert lines == []  # it was ringing before
 

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 
 from agents import grpo, gspo
-from core.pack import PackItem, PackShape, arrange, episode_items, fit_rows, minibatches, number, shape_for, to_batch, unpack, useful_share
+from core.pack import (
+  PackItem,
+  PackShape,
+  arrange,
+  episode_items,
+  fit_rows,
+  minibatches,
+  number,
+  shape_for,
+  step_batch,
+  to_batch,
+  unpack,
+  useful_share,
+)
 from core.schema import Credit, TokenRecord
 from core.segments import Total
 from core.state import Scores
@@ -128,10 +141,33 @@ def test_image_slots_by_hand(small):
 
 
 def test_reference_log_probabilities_stand_beside_their_tokens():
-  a = dataclasses.replace(item([11, 12, 13]), ref_logp=np.array([0, 0, -0.7], np.float32))
-  b = item([21, 22], episode=1)
-  batch = to_batch([a, b], [[1, 0]], PackShape(1, 6, 0, 2, 1, 4), BLANK)
-  np.testing.assert_allclose(batch.ref_logp, [[0, 0, 0, 0, -0.7, 0]])
+  a = dataclasses.replace(item([11, 12, 13]), extra={"ref_logp": np.array([0, 0, -0.7], np.float32)})
+  b = dataclasses.replace(item([21, 22], episode=1), extra={"ref_logp": np.array([0, -0.2], np.float32)})
+  shape = PackShape(1, 6, 0, 2, 1, 4)
+  np.testing.assert_allclose(to_batch([a, b], [[1, 0]], shape, BLANK).ref_logp, [[0, -0.2, 0, 0, -0.7, 0]])
+  with pytest.raises(ValueError, match="all or none"):  # a 0 in its place would read as "certain"
+    to_batch([a, dataclasses.replace(b, extra={})], [[1, 0]], shape, BLANK)
+
+
+def test_steps_of_a_batch_are_numbered_without_gaps():
+  """Single steps drawn from the middle of episodes, as imitation of stored steps does: ids 0, 1, 2 and never past num_steps."""
+  drawn = [item([11, 12], step=h) for h in (7, 3, 7)]
+  assert [int(i.record.step[0]) + i.step_base for i in number([[d] for d in drawn])] == [0, 1, 2]
+  whole = [[item([1, 2], step=0), item([1, 2], step=1)], [item([1, 2], step=0)]]
+  assert [int(i.record.step[0]) + i.step_base for i in number(whole)] == [0, 1, 2]
+
+
+def test_a_critics_batch_of_steps():
+  a, b, goal = np.full((2, 3, 3), 4, np.uint8), np.full((2, 3, 3), 9, np.uint8), np.array([5, 6], np.int32)
+  batch = step_batch([(a, a), (a, b)], [goal, goal[:1]], [1.0, 0.0], 3, 3)
+  assert batch.frames.shape == (3, 2, 2, 3, 3) and batch.frames[1, :, 0, 0, 0].tolist() == [4, 9]
+  assert batch.text.tolist() == [[5, 6, 0], [5, 0, 0], [0, 0, 0]] and batch.label.tolist() == [1, 0, 0]
+  assert batch.valid.tolist() == [True, True, False]
+  for bad in ([], [(a, a)] * 4):
+    with pytest.raises(ValueError, match="wanted 1 to 3"):
+      step_batch(bad, [goal] * len(bad), [0.0] * len(bad), 3, 3)
+  with pytest.raises(ValueError, match="2 tokens"):
+    step_batch([(a, a)], [goal], [1.0], 3, 1)
 
 
 def test_useful_share(small):

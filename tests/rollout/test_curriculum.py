@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from core import blob
+from core import blob, stats
 from core.schema import Group
 from rollout import curriculum as c
 from rollout.curriculum import Curriculum, NoTaskLeft
@@ -321,37 +321,17 @@ def test_tasks_get_the_tries_they_need(make, group_of):
 def test_an_action_counts_by_the_geometric_mean_of_its_tokens():
   """.9 and .4: sqrt(.36) = .6, product .36; one token .5 either way."""
   logps = [np.log([0.9, 0.4]), np.log([0.5])]
-  assert c.action_probabilities(logps) == pytest.approx([0.6, 0.5])
-  assert c.action_probabilities(logps, product=True) == pytest.approx([0.36, 0.5])
-  assert c.action_probabilities([]).shape == (0,)
+  assert stats.action_probabilities(logps) == pytest.approx([0.6, 0.5])
+  assert stats.action_probabilities(logps, product=True) == pytest.approx([0.36, 0.5])
+  assert stats.action_probabilities([]).shape == (0,)
 
 
 def test_the_perplexity_band_is_inclusive():
   """Perplexity 1.053 to 2.0 is probability .95 to .5 (lesson chapter 3); the code's lower edge is open."""
   p = [0.49, 0.5, 0.7, 0.95, 0.96, 1.0, 0.0]
-  assert c.perplexity_keep(p).tolist() == [False, True, True, True, False, False, False]
-  assert c.perplexity_keep(p, variant="code").tolist() == [False, False, True, True, False, False, False]
-  assert c.perplexity_keep(p, 0.0, 1.0).all() and c.perplexity_keep([]).dtype == bool
-
-
-def test_old_data_is_capped_by_steps():
-  """2 old steps to each of 3 new ones: 6 of 20 stay, in their order; 5 fit whole and draw nothing."""
-  old = [("e", i) for i in range(20)]
-  kept = c.cap_old(old, 3, rng(1))
-  assert len(kept) == 6 and kept == sorted(kept) and set(kept) < set(old)
-  assert kept == c.cap_old(old, 3, rng(1)) != c.cap_old(old, 3, rng(2))
-  source = rng(1)
-  assert c.cap_old(old[:5], 3, source) == old[:5] and source.bit_generator.state == rng(1).bit_generator.state
-  assert c.cap_old(old, 3, rng(), most=1.5) == c.cap_old(old, 4, rng(), most=1.0)  # 4 of each: 4.5 is cut down
-  assert c.cap_old(old, 0, rng()) == [] and c.cap_old(old, 0, rng(), most=0) == old  # 0 is no cap
-
-
-def test_every_old_step_is_as_likely_as_any_other():
-  """10 of 40 kept, 2000 times: each 500 +- 19."""
-  source, counts = rng(0), np.zeros(40)
-  for _ in range(2000):
-    counts[c.cap_old(range(40), 5, source)] += 1
-  assert counts.sum() == 20000 and 420 < counts.min() and counts.max() < 580
+  assert stats.perplexity_keep(p).tolist() == [False, True, True, True, False, False, False]
+  assert stats.perplexity_keep(p, variant="code").tolist() == [False, False, True, True, False, False, False]
+  assert stats.perplexity_keep(p, 0.0, 1.0).all() and stats.perplexity_keep([]).dtype == bool
 
 
 # ---------------------------------------------------------------- state
@@ -467,12 +447,12 @@ def test_bad_knobs_give_one_clear_line(make, changes, words):
    (lambda: c.tries_for(0.5, 0.5, 8, 2), "lowest=8, highest=2"), (lambda: c.tries_for(float("nan"), 0.5, 2, 8), "p is nan"),
    (lambda: c.top_up(0, 0, 0.5, 0.5, 8), "a group without a scored try"), (lambda: c.top_up(-1, 2, 0.5, 0.5, 8), "-1 passes"),
    (lambda: c.top_up(0, 2, 1.5, 0.5, 8), "p is 1.5"),
-   (lambda: c.action_probabilities([[-0.1], []]), "action 1: wanted one or more log-probabilities"),
-   (lambda: c.action_probabilities([[0.1]]), "action 0: .*none above 0"),
-   (lambda: c.perplexity_keep([0.5], 0.9, 0.5), "the band is 0.9 to 0.5"),
-   (lambda: c.perplexity_keep([-0.5]), "each from 0 to 1"),  # log-probabilities given by mistake
-   (lambda: c.perplexity_keep([0.5], variant="webrl"), "variant is 'webrl', wanted 'paper'"),
-   (lambda: c.cap_old([], 1, rng(), most=-1), "most=-1"), (lambda: Curriculum([], rng()), "wants one task or more, got none")],
+   (lambda: stats.action_probabilities([[-0.1], []]), "action 1: wanted one or more log-probabilities"),
+   (lambda: stats.action_probabilities([[0.1]]), "action 0: .*none above 0"),
+   (lambda: stats.perplexity_keep([0.5], 0.9, 0.5), "the band is 0.9 to 0.5"),
+   (lambda: stats.perplexity_keep([-0.5]), "each from 0 to 1"),  # log-probabilities given by mistake
+   (lambda: stats.perplexity_keep([0.5], variant="webrl"), "variant is 'webrl', wanted 'paper'"),
+   (lambda: Curriculum([], rng()), "wants one task or more, got none")],
 )  # fmt: skip
 def test_bad_input_gives_one_clear_line(act, words):
   with pytest.raises(ValueError, match=words) as e:

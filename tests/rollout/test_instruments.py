@@ -5,6 +5,7 @@ import pytest
 
 from core.schema import Group
 from core.segments import Total
+from losses.value import return_moments
 from rollout import instruments
 from rollout.gather import Gathered
 
@@ -69,12 +70,24 @@ def test_totals_of_an_update_are_added_and_divided_once():
 
   def step(total, count, drift, loss):
     totals = {"policy/entropy": Total(np.float32(total), np.float32(count)), "policy/drift_kl": Total(np.float32(drift), np.float32(count))}
-    return totals | {"policy/loss": loss, "policy/grad_norm": 2 * loss, "skipped": 0}
+    return totals | {"loss": loss, "grad_norm": 2 * loss, "skipped": 0}
 
-  got = instruments.learned([step(6, 3, 0.3, 1.0), step(4, 1, 0.9, 2.0)])
+  got = instruments.learned([("policy", [step(6, 3, 0.3, 1.0), step(4, 1, 0.9, 2.0)]), ("critic", [])])
   assert got["policy/entropy"] == 2.5 and got["policy/drift_kl"] == pytest.approx(0.3)
   assert got["policy/mismatch_kl"] == pytest.approx(0.1) and (got["policy/loss"], got["policy/grad_norm"]) == (1.5, 3.0)
-  assert instruments.learned([]) == {} and instruments.learned([step(0, 0, 0, 0.0)])["policy/entropy"] == 0.0
+  assert instruments.learned([]) == {} and instruments.learned([("policy", [step(0, 0, 0, 0.0)])])["policy/entropy"] == 0.0
+
+
+def test_a_critics_moments_are_joined_before_they_are_divided():
+  """Values (0, 1) for returns (0, 1), then (1, 0) for (0, 1): errors 0, 0, -1, 1, variance 1/2; returns' variance 1/4: 1 - 2 = -1.
+  The mean of the two minibatches' own numbers would be (1 - 3) / 2 = -1 as well, so the third has other returns: see below."""
+  moments = lambda v, r: return_moments(np.array(v, np.float32), np.array(r, np.float32), np.ones(len(v), bool))
+  said = lambda *sets: [{"critic/explained_variance": moments(v, r), "loss": 1.0, "grad_norm": 1.0, "skipped": 0} for v, r in sets]
+  got = instruments.learned([("critic", said(([0, 1], [0, 1]), ([1, 0], [0, 1])))])
+  assert got["critic/explained_variance"] == pytest.approx(-1.0) and got["critic/loss"] == 1.0 and "policy/loss" not in got
+  # returns (0, 1) and (1, 1), values all 1/2: errors -.5, .5, .5, .5: variance 3/16, returns' 3/16: 0; the second set alone is undefined
+  got = instruments.learned([("critic", said(([0.5, 0.5], [0, 1]), ([0.5, 0.5], [1, 1])))])
+  assert got["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_what_an_update_dropped_is_a_share_of_what_it_gathered(group_of):

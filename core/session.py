@@ -1,0 +1,58 @@
+"""The host side of a run between two saves: plain facts, random numbers and parts with a state, saved with the train state."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from core.checkpoint import Checkpointer
+
+
+class Session:
+  """Everything besides the train state that a resume needs.
+
+  facts: plain values by name, what the loop writes down (phase, done, version ...). parts: objects with state() and
+  restore(state). rng: the run's generator. seconds: wall time of the run, earlier sessions included.
+  """
+
+  def __init__(self, workdir: pathlib.Path, seed: int, keep: int, facts: dict[str, Any]):
+    self.workdir, self.seed, self.facts = workdir, seed, facts
+    self.parts: dict[str, Any] = {}
+    self.rng = np.random.default_rng(seed)
+    self.checkpoints = Checkpointer(workdir / "checkpoints", keep=keep)
+    self._before, self._started = 0.0, time.monotonic()
+
+  @property
+  def seconds(self) -> float:
+    return self._before + time.monotonic() - self._started
+
+  def key(self, *numbers: int) -> np.ndarray:
+    """uint32 [2]: a sampling key of its own for every (update, round, group, try), the same in a resumed run."""
+    return np.random.SeedSequence([self.seed, *numbers]).generate_state(2, np.uint32)
+
+  def snapshot(self) -> dict[str, Any]:
+    """What `restore` takes back, as it is now."""
+    facts = {k: dict(v) if isinstance(v, dict) else v for k, v in self.facts.items()}
+    parts = {name: part.state() for name, part in self.parts.items()}
+    return {"facts": facts, "parts": parts, "rng": self.rng.bit_generator.state, "seconds": self.seconds}
+
+  def save(self, step: int, tree: Any, snapshot: dict[str, Any] | None = None) -> None:
+    self.checkpoints.save(step, tree, snapshot or self.snapshot(), force=True)
+
+  def restore(self, target: Any) -> Any | None:
+    """The newest whole checkpoint's tree, with everything else put back; None where there is none. ValueError where there are
+    checkpoints and none is whole."""
+    if self.checkpoints.latest() is None:
+      if any(p.name[0].isdigit() for p in self.checkpoints.directory.glob("*")):
+        folder = self.checkpoints.directory
+        raise ValueError(f"{folder} holds checkpoints but none is whole: nothing was touched; --fresh starts anew beside it")
+      return None
+    tree, saved, _ = self.checkpoints.restore(target)
+    for name, part in self.parts.items():
+      part.restore(saved["parts"][name])
+    self.rng.bit_generator.state = saved["rng"]
+    self.facts, self._before = saved["facts"], saved["seconds"]
+    return tree

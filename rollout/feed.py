@@ -1,0 +1,107 @@
+"""From gathered groups and stored episodes to the minibatches of a phase: scored, credited, drawn or dealt, and packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from core.pack import PackItem, PackShape, arrange, bins, episode_items, number, step_batch, to_batch
+from core.schema import Credit, Episode, EpisodeScores, Group
+from core.state import Batch, StepBatch
+from models.base import Policy
+from rollout import scoring
+from rollout.buffer import Buffer
+from rollout.gather import Gathered
+
+
+class Feed:
+  """What a phase of `agent` is fed with. shapes: the one packed shape of each minibatch size; ask: name of a need -> fn(batch)
+  under today's parameters, given anew at every call of `steps`; rate({task: value}) hears the step critic's first guesses of
+  fresh tries; micro: micro-batches an optimiser step."""
+
+  def __init__(
+    self, agent, policy: Policy, shapes: Mapping[int, PackShape], blank: np.ndarray, buffer: Buffer, rng: np.random.Generator,
+    rate: Callable, micro: int = 1,
+  ):  # fmt: skip
+    self.agent, self.policy, self.shapes, self.blank = agent, policy, shapes, blank
+    self.buffer, self.rng, self.rate, self.micro = buffer, rng, rate, micro
+
+  def batch(self, items: list[PackItem], size: int) -> Batch:
+    return to_batch(items, arrange(items, self.shapes[size]), self.shapes[size], self.blank)
+
+  def draw(self, items: list[PackItem], size: int) -> Batch:
+    """`size` records drawn with replacement, as a batch."""
+    return self.batch(number([[items[i]] for i in self.rng.integers(len(items), size=size)]), size)
+
+  def steps(self, phase, got: Gathered, ask: Mapping[str, Callable]) -> Iterator[tuple[Batch | StepBatch, ...]]:
+    """The optimiser steps of a phase, each as its micro-batches."""
+    stored = [dataclasses.replace(e, replayed=True) for e in self.buffer.episodes()]
+    fresh = [e for g in got.kept for e in g.episodes]
+    size = phase.minibatch // self.micro
+    if not fresh + stored:
+      return
+    if phase.data == "store" and phase.params_key != "policy":
+      for _ in range(phase.epochs):
+        yield tuple(self.draw_steps(fresh + stored, size) for _ in range(self.micro))
+      return
+    parts = self.credited([Group("store", "", fresh + stored)] if phase.data == "store" else got.kept, ask)
+    if phase.drawn:
+      items = [item for _, items in parts for item in items if (item.record.is_action & item.learn).any()]
+      for _ in range(phase.epochs if items else 0):
+        yield tuple(self.draw(items, size) for _ in range(self.micro))
+      return
+    bundles = self.pairs(parts) if phase.pairs else [[items] for _, items in parts if items]
+    for _ in range(phase.epochs if bundles else 0):
+      yield from self.deal(bundles, size)
+
+  def deal(self, bundles: list[list[list[PackItem]]], size: int) -> Iterator[tuple[Batch, ...]]:
+    """One pass over bundles of episodes in random order; an episode never straddles two micro-batches."""
+    dealt = [self.batch(items, size) for items in bins(bundles, size, self.rng)]
+    empty = lambda b: dataclasses.replace(b, is_action=np.zeros_like(b.is_action), episode_valid=np.zeros_like(b.episode_valid))
+    dealt += [empty(dealt[-1])] * (-len(dealt) % self.micro)
+    yield from zip(*[iter(dealt)] * self.micro, strict=True)
+
+  def credited(self, groups: list[Group], ask: Mapping[str, Callable]) -> list[tuple[Episode, list[PackItem]]]:
+    """Every episode of the groups with its token records, their push on them and what the loss reads beside it."""
+    size = min(self.shapes)
+    needs, out = bool(self.agent.needs), []
+    for group in groups:
+      mine = scoring.judge(group.episodes, self.policy, self.shapes[size], self.blank, ask, size) if needs else None
+      if "step_value" in ask:
+        self.rate({e.task_id: float(s.step_value[0]) for e, s in zip(group.episodes, mine, strict=True) if not e.replayed})
+      credits = self.agent.credit(group, mine)
+      for i, (episode, credit) in enumerate(zip(group.episodes, credits, strict=True)):
+        episode.advantage = float(np.mean(credit.advantage))
+        out.append((episode, self.items(episode, credit, mine[i] if mine else None)))
+    return out
+
+  def items(self, episode: Episode, credit: Credit, score: EpisodeScores | None) -> list[PackItem]:
+    rename = {"value_logit": "old_value_logit"}
+    extras = [{rename.get(k, k): v for k, v in r.items()} for r in score.records] if score and score.records else None
+    return episode_items(episode, credit, self.agent.keep(credit), self.policy.positions, self.policy.image, extras)
+
+  def draw_steps(self, episodes: list[Episode], size: int) -> StepBatch:
+    """Steps of the episodes with how they ended, every step as likely as any other: what a critic of steps learns from."""
+    ends = np.cumsum([len(e.steps) for e in episodes])
+    pairs, words, labels = [], [], []
+    for place in self.rng.integers(int(ends[-1]), size=size):
+      i = int(np.searchsorted(ends, place, side="right"))
+      episode, h = episodes[i], int(place - ends[i] + len(episodes[i].steps))
+      pairs.append(tuple(self.policy.image(episode.steps[k].screen.pixels) for k in (max(h - 1, 0), h)))
+      words.append(scoring.goal_tokens(episode))
+      labels.append(float(episode.success))
+    return step_batch(pairs, words, labels, size, self.policy.max_goal)
+
+  def pairs(self, parts: list[tuple[Episode, list[PackItem]]]) -> list[list[list[PackItem]]]:
+    """Bundles (a pass, a fail) of one group, every pass and every fail at most once, in random company."""
+    by_group: dict[str, tuple[list, list]] = {}
+    for episode, items in parts:
+      by_group.setdefault(episode.group, ([], []))[0 if episode.success else 1].append(items)
+    out = []
+    for passed, failed in by_group.values():
+      n = min(len(passed), len(failed))
+      chosen = [[side[i] for i in self.rng.permutation(len(side))[:n]] for side in (passed, failed)]
+      out += [[good, bad] for good, bad in zip(*chosen, strict=True)]
+    return out
