@@ -88,6 +88,7 @@ def simplified_gae(value_H, reward, lam) -> Array:
   formula is the paper's; its released code differs, see `digirl_code_credit`.
   """
   same_length(value_H=value_H)
+  _share_is(lam=lam)
   value, reward = f32(value_H), f32(reward)
   outcome = _outcome_share(lam, value.shape[0]) * reward
   return outcome + (1.0 - outcome) * (_after(value, 0.0) - value)
@@ -100,6 +101,7 @@ def digirl_code_credit(value_H, reward, lam=0.5, *, step_cost=0.05, final_value=
   last screenshot (the code does not set it to 0). The code then clamps to [0, 1] and trains on the steps above 0.
   """
   same_length(value_H=value_H)
+  _share_is(lam=lam)
   value, reward = f32(value_H), f32(reward)
   steps = value.shape[0]
   own = jnp.where(jnp.arange(steps) == steps - 1, reward, 0.0)
@@ -114,6 +116,7 @@ def web_credit(value_H, reward, lam) -> Array:
   step would be blamed.
   """
   same_length(value_H=value_H)
+  _share_is(lam=lam)
   value, reward = f32(value_H), f32(reward)
   steps = value.shape[0]
   own = jnp.where(jnp.arange(steps) == steps - 1, reward, 0.0)
@@ -128,12 +131,20 @@ def webrl_code_credit(value_H, reward, discount=0.9, *, step_cost=0.05, low=-0.6
   on the positive steps only.
   """
   same_length(value_H=value_H)
+  _share_is(discount=discount)
   value, reward = f32(value_H), f32(reward)
   steps = value.shape[0]
   after = jnp.concatenate([value[1:], value[-1:]])
   to_go = jnp.cumsum(f32(discount) ** jnp.arange(steps))[::-1] * reward
   credit = jnp.clip(after - value - step_cost + reward + to_go, -1.0, 1.0)
   return jnp.where(credit >= 0, 1.0, low)
+
+
+def _share_is(**shares) -> None:
+  """ValueError unless the numbers that can be looked at lie in [0, 1]."""
+  for name, value in shares.items():
+    if is_concrete(value) and not 0 <= value <= 1:
+      raise ValueError(f"{name} is {value}, wanted a number from 0 to 1")
 
 
 def _outcome_share(lam, steps: int) -> Array:
@@ -161,6 +172,8 @@ def gae(reward_N, value_N, discount_N, lam, *, mask_N=None, bootstrap_N=None) ->
   length = same_length(reward_N=reward_N, value_N=value_N, discount_N=discount_N, mask_N=mask_N, bootstrap_N=bootstrap_N)
   if np.ndim(lam):
     same_length(reward_N=reward_N, lam=lam)
+  else:
+    _share_is(lam=lam)
   mask, discount = as_mask(mask_N, length), f32(discount_N)
   reward = f32(reward_N) if bootstrap_N is None else f32(reward_N) + f32(bootstrap_N)
   return _gae(reward, f32(value_N), discount, jnp.broadcast_to(f32(lam), (length,)), mask)

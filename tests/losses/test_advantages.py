@@ -334,6 +334,20 @@ def test_gae_under_jit_vmap_and_grad():
   near(batched[1], np.stack([t for _, t in eager]), atol=1e-5)
 
 
+@pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])
+def test_a_lambda_outside_0_and_1_is_refused(lam):
+  for call in (
+    lambda: simplified_gae(V, 1, lam),
+    lambda: digirl_code_credit(V, 1, lam),
+    lambda: web_credit(V, 1, lam),
+    lambda: gae(ONES, ONES, LAST, lam),
+  ):
+    with pytest.raises(ValueError, match=f"lam is {lam}, wanted a number from 0 to 1"):
+      call()
+  with pytest.raises(ValueError, match="discount is"):
+    webrl_code_credit(V, 1, lam)
+
+
 def test_gae_errors_name_both_lengths():
   with pytest.raises(ValueError, match="reward_N has length 1 but value_N has length 3"):
     gae(np.ones(1), ONES, LAST, 0.9)
