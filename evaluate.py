@@ -157,6 +157,22 @@ def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list
   )  # fmt: skip
 
 
+def copied(cfg, policy: Policy) -> tuple[Any, dict]:
+  """(parameters, scores by name) of the policy that another run, the folder cfg.copy.start, copied: practice starts from there, so
+  that algorithms are compared from one start. ValueError where that run's environment or policy differ from this one's."""
+  workdir = pathlib.Path(cfg.copy.start)
+  theirs, ours = config_lib.read_config(workdir), config_lib.resolved(cfg)
+  for part in ("env", "policy"):
+    if theirs[part] != ours[part]:
+      names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k)]
+      raise ValueError(f"copy.start is {workdir}, whose {part} differs from this run's in {', '.join(names)}: give the same, or copy anew")
+  with Checkpointer(workdir / "copied") as checkpoints:
+    target = {"states": {"policy": {"params": jax.eval_shape(policy.init, jax.random.key(0))}}}
+    tree, host, _ = checkpoints.restore(target, partial=True)
+  print(f"starting from the policy that {workdir} copied", flush=True)
+  return tree["states"]["policy"]["params"], {k: v for k, v in host["facts"]["evals"].items() if k.startswith("copying_")}
+
+
 def solvable_tasks(world: World, params, cfg) -> list[str]:
   """Ids of the practised tasks that the starting policy passes often enough in curriculum.solvable_tries tries (ARPO: 16, once)."""
   knobs = cfg.curriculum

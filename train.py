@@ -3,7 +3,6 @@
   python train.py --config=configs/osworld.py [--workdir=runs/osworld] [--fresh] [--config.seed=1 ...]
 
   Task -> Env -> Step -> Episode -> Group -> Credit -> Batch -> loss -> TrainState -> Weights(version) -> Sampler -> Step ...
-
 Exit codes: 0 done; 2 something given cannot be run (one line says what); 1 training broke down; 75 stopped by SIGTERM or
 Ctrl-C after saving: the same command goes on.
 """
@@ -279,10 +278,9 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
 
 def conclude(run: Run, params) -> None:
   """The final evaluations, table and summary.json."""
-  protocols = (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)
-  final = {p.name: dataclasses.asdict(run.evaluate(params, p, run.cfg.eval.tries, f"practice_{p.name}")) for p in protocols}
-  cfg, seconds = run.cfg, run.session.seconds
-  about = {"seconds": seconds, "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name, "updates": cfg.practice.updates}
+  cfg, protocols = run.cfg, (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)
+  final = {p.name: dataclasses.asdict(run.evaluate(params, p, cfg.eval.tries, f"practice_{p.name}")) for p in protocols}
+  about = {"seconds": run.session.seconds, "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name, "updates": cfg.practice.updates}
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
 
@@ -292,21 +290,23 @@ def train(run: Run) -> None:
   demo_items = demos.items(episodes, run.policy)
   print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
   learner = jax.jit(lambda key: run.learner(run.policy.init(key), copying=True))(jax.random.key(cfg.seed))
-  saved = run.session.restore(learner)
-  if saved is not None:
+  if (saved := run.session.restore(learner)) is not None:
     learner, facts = saved, run.facts
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
   if facts["phase"] == "copying":
-    learner = copying(run, demo_items, learner)
-    run.save(learner)  # before the evaluations, which a signal may cut short
-    params = learner["states"]["policy"].params
-    for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
-      run.stop.poll()
-      run.evaluate(params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
+    if cfg.copy.start:
+      params, facts["evals"] = evaluate.copied(cfg, run.policy)
+    else:
+      learner = copying(run, demo_items, learner)
+      run.save(learner)  # before the evaluations, which a signal may cut short
+      params = learner["states"]["policy"].params
+      for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
+        run.stop.poll()
+        run.evaluate(params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
     if cfg.curriculum.solvable_tries:
       run.curriculum.only(evaluate.solvable_tasks(run.world, params, cfg))
-    with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and comparisons start from
-      copied.save(0, {"states": {"policy": {"params": params}}}, dict(facts), force=True)
+    with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
+      copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
     facts.update({"phase": "practice", "done": 0})
     learner = jax.jit(partial(run.learner, copying=False))(params)
     run.save(learner)

@@ -16,6 +16,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
     {
       "copy": {
         "path": "",  # trajectory records (JSON lines) to copy; empty = the simulator's scripted demonstrations
+        "start": "",  # folder of another run, whose copied policy practice starts from: no copying then
         "demonstrations": 1500,  # scripted episodes
         "updates": 800,
         "batch": 128,  # steps a batch
@@ -117,7 +118,8 @@ def check(cfg) -> None:
   curriculum.check(cfg.curriculum)
   if cfg.agent.minibatch % p.micro_batches:
     raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.minibatch ({cfg.agent.minibatch})")
-  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint), ("copy.path", c.path)):
+  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint), ("copy.path", c.path),
+                     ("copy.start", c.start)):  # fmt: skip
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")
   for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint)):

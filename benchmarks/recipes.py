@@ -1,0 +1,86 @@
+"""Recipes side by side: every algorithm practises from the same copied policy, on the same tasks, episodes and seeds.
+
+  python -m benchmarks.recipes                                       every algorithm, seeds 0, 1, 2, on the embedded phone
+  python -m benchmarks.recipes --recipes=grpo,ppo,grpo:replay=0 --seeds=0 --out=runs/recipes
+
+A recipe is an algorithm with knobs of its own after a colon, `NAME:knob=value+knob=value`; a knob without a dot is the agent's.
+Copying is done once a seed; every run is kept in its own workdir and resumed if cut. `--claims` are the lesson's claims of
+chapters 3 and 5, tried here.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import numpy as np
+from absl import app, flags
+
+from core.find import available
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Each claim beside its opposite: a wider top of the band, every token alike, replay, and sampling as it is scored.
+CLAIMS = ("grpo:replay=0", "grpo:replay=1", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:minibatch=128", "dapo:group_size=8",
+          "dapo:group_size=8+clip_high=0.2")  # fmt: skip
+
+
+def arguments(recipe: str) -> tuple[str, list[str]]:
+  """(algorithm, overrides) of a recipe."""
+  name, _, knobs = recipe.partition(":")
+  full = lambda knob: knob if "." in knob.partition("=")[0] else f"agent.{knob}"
+  return name, [f"--config.{full(k)}" for k in knobs.split("+") if k]
+
+
+def train(name: str, workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
+  """One run of train.py, to its end; its summary with the CPU seconds it took in this session."""
+  command = [sys.executable, "train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}", f"--config.seed={seed}"]
+  workdir.mkdir(parents=True, exist_ok=True)
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  with open(workdir / "log.txt", "ab") as log:
+    done = subprocess.run([*command, *overrides], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
+  if done.returncode:
+    raise SystemExit(f"{' '.join([*command, *overrides])} ended with {done.returncode}: see {workdir / 'log.txt'}")
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+  return json.loads((workdir / "summary.json").read_text()) | {"cpu": cpu}
+
+
+def row(recipe: str, runs: list[dict]) -> str:
+  """One line of the table: every seed's gain, and their mean with its standard error over seeds."""
+  gains = [100 * (r["practice"] - r["copying"]) for r in runs]
+  error = f"{np.std(gains, ddof=1) / len(gains) ** 0.5:.1f}" if len(gains) > 1 else "-"
+  mean = lambda key: f"{100 * np.mean([r[key] for r in runs]):.1f}"
+  cells = [recipe, mean("copying"), mean("practice"), f"{np.mean(gains):+.1f}", error, " ".join(f"{g:+.1f}" for g in gains)]
+  cells += [f"{np.mean([r['noise_points'] for r in runs]):.1f}", mean("practice_clean"), mean("practice_greedy")]
+  return "| " + " | ".join([*cells, f"{np.mean([r['cpu'] for r in runs]):.0f}"]) + " |"
+
+
+def main(argv: list[str]) -> None:
+  out = pathlib.Path(FLAGS.out).resolve()
+  recipes = list(CLAIMS if FLAGS.claims else FLAGS.recipes or available("agents", having="make"))
+  head = "recipe,copying,practice,gain,+- over seeds,gains by seed,counting noise,clean,greedy,CPU seconds"
+  print("| " + " | ".join(head.split(",")) + " |\n" + "|---" * 10 + "|", flush=True)
+  copied = {}
+  for seed in map(int, FLAGS.seeds):
+    copied[seed] = out / f"copied-seed{seed}"
+    train("grpo", copied[seed], seed, ["--config.practice.updates=0", *argv[1:]])
+  for recipe in recipes:
+    name, knobs = arguments(recipe)
+    common = [f"--config.practice.updates={FLAGS.updates}", "--config.eval.every=0", *knobs, *argv[1:]]
+    folder = lambda seed, r=recipe: out / f"{r.replace(':', '-').replace('=', '_')}-seed{seed}"
+    runs = [train(name, folder(s), s, [f"--config.copy.start={copied[s]}", *common]) for s in copied]
+    print(row(recipe, runs), flush=True)
+
+
+FLAGS = flags.FLAGS
+
+if __name__ == "__main__":
+  flags.DEFINE_list("recipes", [], "Algorithms, with knobs after a colon; empty = every algorithm there is.")
+  flags.DEFINE_bool("claims", False, "The lesson's claims instead, each beside its opposite.")
+  flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
+  flags.DEFINE_integer("updates", 25, "Updates of practice.")
+  flags.DEFINE_string("out", "runs/recipes", "Where the runs go.")
+  app.run(main)
