@@ -124,15 +124,24 @@ def objectives(b):
   }
 
 
-def totals_and_grads(theta, b, model=lambda theta, b: theta):
-  """({name: Total}, {name: gradient of its sum}). Sums, not means: micro-batches add both, then divide once."""
+def totals_and_grads(theta, b, model=None):
+  """({name: Total}, {name: gradient of its sum}). Sums, not means: micro-batches add both, then divide once.
 
-  def one(theta, name):
-    total = objectives(b | model(theta, b))[name]()
+  model(theta, b) gives {"new", "value"}; without one theta is those two. The model's own backward pass is run on all objectives'
+  gradients at once, which compiles much faster than one pass each.
+  """
+  learned, pull = (theta, None) if model is None else jax.vjp(lambda theta: model(theta, b), theta)
+
+  def one(learned, name):
+    total = objectives(b | learned)[name]()
     return total.sum, total
 
-  both = {name: jax.grad(one, has_aux=True)(theta, name) for name in objectives(b | model(theta, b))}
-  return {name: total for name, (_, total) in both.items()}, {name: grad for name, (grad, _) in both.items()}
+  both = {name: jax.grad(one, has_aux=True)(learned, name) for name in objectives(b | learned)}
+  totals, grads = ({name: pair[i] for name, pair in both.items()} for i in (1, 0))
+  if pull is not None:
+    pulled = jax.vmap(pull)(jax.tree.map(lambda *g: jnp.stack(g), *grads.values()))[0]
+    grads = {name: jax.tree.map(lambda g, i=i: g[i], pulled) for i, name in enumerate(grads)}
+  return totals, grads
 
 
 def means(out, grads):
