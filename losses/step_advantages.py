@@ -75,7 +75,7 @@ def process_advantages(
   valid = as_mask(valid_S, length)
   segment_mean(step_reward_S, episode_id_S, num_episodes, valid)  # its check of the ids: an id outside is an error here too
   normal = group_advantages(step_reward_S, group_id_S, num_groups, valid_E=valid, spread=spread, eps=eps)
-  episode = jnp.where(valid, jnp.asarray(episode_id_S), num_episodes)
+  episode = jnp.asarray(episode_id_S)  # an invalid step adds 0 to whatever episode it names
   order = jnp.lexsort((jnp.arange(length) if step_S is None else jnp.asarray(step_S), episode))
   return jnp.where(valid, jnp.zeros_like(normal).at[order].set(_sum_to_end(normal[order], episode[order])), 0.0)
 

@@ -98,9 +98,9 @@ def test_effective_sample_size():
 
 
 def test_chi2():
-  # ratios 0.5 and 1.5: (0.25 + 2.25) / 2 - 1 = 0.25; parts add up
-  assert chi2(np.array([0.5, 1.5, np.nan]), np.array([1, 1, 0])).mean() == 0.25
-  assert (chi2(np.array([0.5]), np.ones(1)) + chi2(np.array([1.5]), np.ones(1))).mean() == 0.25
+  # ratios 0.5 and 2: (0.25 + 4) / 2 - 1 = 1.125 (their mean is not 1, so the spread about 1 is another number); parts add up
+  assert chi2(np.array([0.5, 2.0, np.nan]), np.array([1, 1, 0])).mean() == 1.125
+  assert (chi2(np.array([0.5]), np.ones(1)) + chi2(np.array([2.0]), np.ones(1))).mean() == 1.125
   assert chi2(np.ones(3), np.ones(3)).mean() == 0
 
 
