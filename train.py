@@ -43,6 +43,7 @@ from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
 from rollout.sampler import Sampler
 from rollout.store import EpisodeStore
+from rollout.taskgen import Evolution
 from rollout.trajectories import read_trajectories
 
 EXIT_STOPPED = 75
@@ -109,10 +110,9 @@ class Run:
     self.critics = {key: critic.build(kind, cfg.critic, self.policy) for key, kind in self.agent.critics.items()}
     self.scores = {"policy": make_score(self.policy)} | {key: c.score for key, c in self.critics.items()}
     self.jitted = {key: jax.jit(score) for key, score in self.scores.items()}
-    longest = self.policy.max_prompt + self.policy.max_action
     size = partial(
-      shape_for, longest=longest, most_actions=self.policy.max_action, row_tokens=cfg.pack.row_tokens or longest,
-      images_per_record=1, tokens_per_image=self.policy.tokens_per_image,
+      shape_for, longest=self.policy.max_prompt + self.policy.max_action, most_actions=self.policy.max_action,
+      row_tokens=cfg.pack.row_tokens, images_per_record=1, tokens_per_image=self.policy.tokens_per_image,
     )  # fmt: skip
     minibatches = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
     shapes = {n: size(n) for n in minibatches | {cfg.copy.batch, cfg.practice.leash_batch}}
@@ -121,7 +121,8 @@ class Run:
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
     self.rng = self.session.rng
-    self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="critic" in self.critics)
+    self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="step_value" in self.agent.needs)
+    self.evolution = Evolution(cfg.env.computer, cfg.taskgen, self.curriculum, self.rng)
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
       self.session.parts[part] = getattr(self, part)
     blank = np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
@@ -159,12 +160,11 @@ class Run:
     self.session.save((0 if facts["phase"] == "copying" else self.cfg.copy.updates) + facts["done"], learner, snapshot)
 
   def evaluate(self, params, protocol, tries: int, name: str) -> evaluate.Score:
-    weights, slots = Weights(params, self.facts["version"]), self.cfg.practice.slots
-    episodes = evaluate.run(self.world, weights, protocol, tries, self.cfg.seed, slots)
-    result = evaluate.score(episodes, protocol, weights.version, self.world.tasks[protocol.tasks])
+    version, slots = self.facts["version"], self.cfg.practice.slots
+    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots)
+    result = evaluate.score(self.samples, protocol, version, self.world.tasks[protocol.tasks])
     evaluate.save(self.workdir, result)
     self.facts["evals"][name] = dataclasses.asdict(result)
-    self.samples = episodes
     print(f"  {name}: {result.line()}", flush=True)
     return result
 
@@ -255,14 +255,15 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       facts["done"] += 1
       facts["version"] += any(said for key, said in outs if key == "policy")
       follow(learner, facts["done"], run.agent.reference)
+      values = lambda tasks: run.feed.start_values(tasks, envs[0], asked(run, learner))
+      run.evolution.after(facts["done"], values if "step_value" in run.agent.needs else None)
       for episode in got.episodes:
         store.add(episode, facts["done"] - 1)
       curves = instruments.update_curves(got, outs, useful, before["facts"]["version"], time.monotonic() - began)
       lr = float(schedule(int(learner["states"]["policy"].updates)))
       curves |= run.timers.shares() | {"rate/compiles": float(run.compiles.take()), "policy/lr": lr}
       if not facts["ready"]:
-        said = curves | {"critic/updates": float(facts["done"])}
-        facts["ready"] = all(p.until(said) for p in run.agent.phases if p.until)
+        facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
       progress.line(facts["done"], **instruments.progress_values(curves))
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
         now = learner["states"]["policy"].params
@@ -327,8 +328,7 @@ def main(argv: list[str]) -> int:
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
     lock = hold(workdir)  # one process a workdir, until the end
-    tasks = evaluate.task_list_hash(run.world.tasks["practice"])
-    for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=tasks):
+    for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):
       print(f"changed since the last session here: {change}")
     print(base.banner(cfg, workdir), flush=True)
     with lock, run.stop, run.session.checkpoints:

@@ -57,7 +57,7 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.env.image = ""  # a QEMU disk image (osworld) or an adb serial (android); empty = the simulated computer
   cfg.policy = ml_collections.ConfigDict({"name": "tiny", "checkpoint": ""})
   cfg.policy.tiny = find("models", "tiny").defaults()
-  cfg.curriculum = find("rollout", "curriculum").defaults()
+  cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
   cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
   return cfg

@@ -105,7 +105,8 @@ def number(episodes: list[list[PackItem]]) -> list[PackItem]:
 def shape_for(
   records: int, longest: int, most_actions: int, row_tokens: int, images_per_record: int, tokens_per_image: int
 ) -> PackShape:
-  """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix."""
+  """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix. row_tokens 0: `longest`."""
+  row_tokens = row_tokens or longest
   if longest > row_tokens:
     raise ValueError(f"pack.row_tokens is {row_tokens}: the longest record of this policy has {longest} tokens")
   a_row = row_tokens // longest

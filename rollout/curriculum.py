@@ -297,6 +297,10 @@ class Curriculum:
     visits = self._visits.get(task_id, [])
     return success_estimate(sum(v[0] for v in visits), sum(v[1] for v in visits))
 
+  def failed(self) -> list[Task]:
+    """Tasks whose latest visit had no pass, in the order given: what new tasks are made from."""
+    return [t for t in self.tasks if t.id in self._failed]
+
   def counts(self) -> dict[str, int]:
     """Tasks by what the rules make of them now: open, resting, out_of_band and one entry for each cause of removal."""
     out = {"open": 0, "resting": 0, "out_of_band": 0}

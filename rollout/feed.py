@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from core.pack import PackItem, PackShape, arrange, bins, episode_items, number, step_batch, to_batch
-from core.schema import Credit, Episode, EpisodeScores, Group
+from core.schema import Credit, Episode, EpisodeScores, Group, Task
 from core.state import Batch, StepBatch
 from models.base import Policy
 from rollout import scoring
@@ -93,6 +93,17 @@ class Feed:
       words.append(scoring.goal_tokens(episode))
       labels.append(float(episode.success))
     return step_batch(pairs, words, labels, size, self.policy.max_goal)
+
+  def start_values(self, tasks: list[Task], env, ask: Mapping[str, Callable]) -> dict[str, float]:
+    """The step critic's value of each task's first screen: what decides whether a new task is worth practising."""
+    pairs, words = [], []
+    for task in tasks:
+      obs, _ = env.reset(options={"task": task})
+      prompt = self.policy.prompt(obs["goal"], [obs["screenshot"]], obs["text"])
+      pairs.append((prompt.images[-1], prompt.images[-1]))
+      words.append(prompt.tokens[: prompt.image_place[0]])
+    values = scoring.values_of(pairs, words, ask["step_value"], min(self.shapes), self.policy.max_goal)
+    return {task.id: float(v) for task, v in zip(tasks, values, strict=True)}
 
   def pairs(self, parts: list[tuple[Episode, list[PackItem]]]) -> list[list[list[PackItem]]]:
     """Bundles (a pass, a fail) of one group, every pass and every fail at most once, in random company."""

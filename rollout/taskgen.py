@@ -28,7 +28,7 @@ import numpy as np
 from core.schema import Task
 from envs.errors import InfraError
 from envs.sim import generate as sim
-from rollout.curriculum import Values, critic_band
+from rollout.curriculum import Curriculum, Values, critic_band
 
 INSTRUCTIONS = (
   "You write practice tasks for an agent that uses a computer. The user message is JSON with three entries: `failed`, tasks the agent "
@@ -394,3 +394,32 @@ def evolve(
     else:
       dropped["infeasible"] += 1
   return Evolved(kept, {"generated": len(made), "kept": len(kept), **+dropped})
+
+
+class Evolution:
+  """Rounds of new tasks for a run on a simulated computer: every `cfg.every` updates, from the tasks that failed last."""
+
+  def __init__(self, computer: str, cfg: ml_collections.ConfigDict, curriculum: Curriculum, rng: np.random.Generator):
+    check(cfg)
+    self.cfg, self.curriculum, self.rng = cfg, curriculum, rng
+    self.generator = for_simulator(computer, cfg) if cfg.count else None
+
+  def after(self, update: int, values: Callable[[list[Task]], Values] | None) -> list[Task]:
+    """Runs a round where one is due after this update, says so in a line, and returns the new tasks. values: as in `evolve`;
+    the band is the curriculum's where one is set, else WebRL's. A generator that gives nothing costs the round, not the run."""
+    failed = self.curriculum.failed()
+    if self.generator is None or update % self.cfg.every or not failed:
+      return []
+    band = (self.curriculum.cfg.critic_low, self.curriculum.cfg.critic_high)
+    low, high = band if band != (0.0, 1.0) else (0.05, 0.75)
+    known = [t.id for t in self.curriculum.tasks]
+    try:
+      found = evolve(self.generator, failed, self.cfg.count, self.rng, known=known, values=values, low=low, high=high,
+                     feasible=sim.feasible)  # fmt: skip
+    except (NothingValid, Unreachable) as error:
+      print(f"  no new tasks after update {update}: {error}", flush=True)
+      return []
+    self.curriculum.extend(found.tasks)
+    counts = ", ".join(f"{n} {cause}" for cause, n in found.counts.items())
+    print(f"  {len(found.tasks)} new tasks from {len(failed)} failed ones ({counts})", flush=True)
+    return found.tasks

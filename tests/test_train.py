@@ -19,6 +19,7 @@ import evaluate
 import train
 from core import config as config_lib
 from core.checkpoint import read_numpy
+from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
 from core.schema import Credit
@@ -131,6 +132,37 @@ def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tm
   assert_same_run(straight, tmp_path / "run")
 
 
+SHORT = {"agent.store": 400, "agent.critic_minibatch": 32, "agent.critic_epochs": 2, "agent.reference_every": 2,
+         "agent.pretrain_updates": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ppo", "webrl"])
+def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, monkeypatch, name):
+  """Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries."""
+  defaults = find("agents", name).defaults()
+  own = {k: v for k, v in (TINY | SHORT).items() if k.startswith("agent.") and k.removeprefix("agent.") in defaults}
+  shared = {k: v for k, v in TINY.items() if not k.startswith("agent.")} | {"practice.groups": 4, "env.popup_chance": 0.0}
+  argv = lambda workdir: ["train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}",
+                          *(f"--config.{k}={v}" for k, v in (shared | own).items())]  # fmt: skip
+  assert train.main(argv(tmp_path / "straight")) == 0
+  real, calls = train.gather, []
+
+  def dies(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == 4:
+      raise Killed
+    return real(*args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train, "gather", dies)
+    with pytest.raises(Killed):
+      train.main(argv(tmp_path / "run"))
+  assert train.main(argv(tmp_path / "run")) == 0
+  assert_same_run(tmp_path / "straight", tmp_path / "run")
+  rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+  assert len(rows) == 4 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
+
+
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_path, sig):
   workdir = tmp_path / "run"
@@ -191,6 +223,15 @@ BAD = [
   (["--config.practice.leash_batch=0"], "leash_batch"),
   (["--config.eval.tries_during=0"], "tries_during"),
   (["--config.copy.path=no/such/demos.jsonl"], "no/such/demos.jsonl"),
+  (["--config.copy.start=no/such/run"], "no/such/run"),
+  (["--config.practice.micro_batches=3"], "micro_batches"),
+  (["--config.practice.micro_batches=0"], "micro_batches"),
+  (["--config.critic.lr=0"], "critic.lr"),
+  (["--config.curriculum.order=critic"], "step critic"),
+  (["--config.curriculum.rest_after=-1"], "rest_after"),
+  (["--config.taskgen.source=web"], "taskgen.source"),
+  (["--config.agent.kl_beta=-0.1"], "kl_beta"),
+  (["--config.agent.ratio=episode"], "3e-4, 4e-4"),
   (["--config.env.image=no/such.qcow2"], "no/such.qcow2"),
   (["--config.policy.checkpoint=no/such/folder"], "no/such/folder"),
   (["--config.policy.tiny.patch=7"], "patch"),
