@@ -53,8 +53,7 @@ def kl_in_reward(reward_N, logp_N, ref_logp_N, mask_N, *, beta, kind: str = "k1"
   """
   _check_beta(beta)
   mask = as_mask(mask_N, same_length(reward_N=reward_N, logp_N=logp_N, ref_logp_N=ref_logp_N, mask_N=mask_N))
-  logp, ref = (jnp.where(mask, f32(x), 0.0) for x in (logp_N, ref_logp_N))
-  reward, kl = f32(reward_N), kl_estimate(logp, ref, kind)
+  reward, kl = f32(reward_N), kl_estimate(logp_N, ref_logp_N, kind)
   return jax.lax.stop_gradient(jnp.where(mask, reward - f32(beta) * kl, reward))
 
 
