@@ -19,6 +19,7 @@ def defaults() -> ml_collections.ConfigDict:
       "popup_chance": 0.25,  # per step while none is open; demonstrations always use 0
       "popup_most": 1,  # pop-ups an episode
       "popup_kinds": KINDS,  # add "corner" for the kind whose way out copying never finds by chance
+      "drift": 0,  # pixels by which the phone's browser was redesigned since the demonstrations, 0 to 12
       "practice_tasks": 256,  # start states practised, again and again
       "in_domain_tasks": 32,  # of those, evaluated under new sampling keys
       "held_out_tasks": 96,  # evaluated only, disjoint by construction
@@ -29,6 +30,10 @@ def defaults() -> ml_collections.ConfigDict:
 def check(cfg: ml_collections.ConfigDict) -> None:
   """Domains of the knobs; each failure one line, before any costly work."""
   popup_rule(cfg, 1.0)
+  if not 0 <= cfg.drift <= 12:
+    raise ValueError(f"env.drift is {cfg.drift}, wanted 0 to 12 pixels: further down the last search result leaves the screen")
+  if cfg.drift and cfg.get("computer", "sim/phone") != "sim/phone":
+    raise ValueError(f"env.drift is {cfg.drift}, but {cfg.computer} has no browser to redesign: wanted 0")
   if not 1 <= cfg.in_domain_tasks <= cfg.practice_tasks:
     raise ValueError(f"env.in_domain_tasks is {cfg.in_domain_tasks}, wanted 1 to env.practice_tasks ({cfg.practice_tasks})")
   if not 1 <= cfg.held_out_tasks <= 96:
@@ -49,7 +54,7 @@ def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False) -> 
   """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes."""
   from envs.sim.base import SimEnv
 
-  return SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0))
+  return SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:

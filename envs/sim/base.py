@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -21,18 +22,20 @@ CLOSING_KEYS = {"phone": ("press", "key", "BACK"), "desktop": ("hotkey", "keys",
 class SimEnv(gym.Env):
   """One simulated computer.
 
-  computer: "sim/phone" or "sim/desktop". popups: when pop-ups come (none by default). A step is one line of agent text.
+  computer: "sim/phone" or "sim/desktop". popups: when pop-ups come (none by default). drift: pixels by which the phone's browser
+  has been redesigned since the demonstrations. A step is one line of agent text.
   Ends: an ending action or an unreadable one terminates; check="every_step" also terminates on a pass; the step limit
   truncates, and the final state is still checked.
   """
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
-  def __init__(self, computer: str, popups: Popups | None = None, render_mode: str | None = None):
+  def __init__(self, computer: str, popups: Popups | None = None, render_mode: str | None = None, drift: int = 0):
     if computer not in COMPUTERS:
       raise ValueError(f"simulated computer {computer!r}: wanted one of {sorted(COMPUTERS)}")
     self.computer, self.popups, self.render_mode = computer, popups or Popups(), render_mode
-    self.module, self._make = COMPUTERS[computer]
+    self.module, make = COMPUTERS[computer]
+    self._make = functools.partial(make, drift=drift) if drift else make
     self.grammar, self.screen_size = self.module.GRAMMAR, (self.module.WIDTH, self.module.HEIGHT)
     self.observation_space = observation_space(*self.screen_size)
     self.action_space = text_space()

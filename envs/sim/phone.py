@@ -61,11 +61,12 @@ def pieces() -> list[str]:
 
 
 class Phone:
-  """The applications of one phone. The seed fixes layout, slow pages and start page; actions do the rest."""
+  """The applications of one phone. The seed fixes layout, slow pages and start page; actions do the rest. drift: pixels by which a
+  redesign has moved everything in the browser down since the demonstrations."""
 
   size = (WIDTH, HEIGHT)
 
-  def __init__(self, task: Task):
+  def __init__(self, task: Task, drift: int = 0):
     rng = np.random.default_rng([task.seed, 1])
     self.want = (task.params["shop"], task.params["adj"] + " " + task.params["noun"], task.params["rank"])
     self.page = "other" if rng.random() < 0.25 else "home"
@@ -78,6 +79,7 @@ class Phone:
     self.splash_dx, self.splash_y = int(rng.integers(-3, 4)), int(rng.integers(4, 94))
     self.splash = rng.random() < 0.6
     self.bar_y, self.box_y = int(rng.integers(4, 12)), int(rng.integers(34, 50))
+    self.bar_y, self.box_y, self.splash_y = self.bar_y + drift, self.box_y + drift, min(self.splash_y + drift, 94)
     self.left, self.right = int(rng.integers(2, 8)), int(rng.integers(88, 95))
     # another application: what it shows differs from phone to phone, light or dark
     self.background = (int(rng.integers(90, 236)),) * 3 if self.page == "other" else BACKGROUND

@@ -8,7 +8,8 @@ import pytest
 
 import envs.sim as sim
 from envs.sim import desktop, phone, tasks
-from envs.sim.base import COMPUTERS, SimEnv
+from envs.sim.base import COMPUTERS, SimEnv, expert_text
+from envs.sim.popups import Popups
 
 both = pytest.mark.parametrize("computer", ["sim/phone", "sim/desktop"])
 
@@ -107,3 +108,31 @@ def test_the_vocabulary_is_the_computers_own(computer):
   module = {"sim/phone": phone, "sim/desktop": desktop}[computer]
   assert size == (module.WIDTH, module.HEIGHT) == start_screen(computer, sim_tasks(computer)[0]).shape[1::-1]
   assert set(pieces) == set(module.pieces())
+
+
+def test_a_redesign_moves_the_browser_down_and_leaves_every_task_solvable():
+  """drift 12: the address bar's rectangle is 12 pixels lower, and the script, which aims at what it sees, still passes everything,
+  pop-ups included; without drift not a pixel changes."""
+  for task in tasks.practice_tasks("sim/phone", 64):
+    before, after = phone.Phone(task), phone.Phone(task, drift=12)
+    place = lambda p: next((w.rect.y0 for w in p.widgets() if w.name == "bar"), None)
+    assert place(before) is None and place(after) is None or place(after) == place(before) + 12
+    env, plain = SimEnv("sim/phone", Popups(0.4), drift=12), SimEnv("sim/phone", Popups(0.4), drift=0)
+    env.reset(options={"task": task})
+    a, b = plain.reset(options={"task": task})[0], SimEnv("sim/phone", Popups(0.4)).reset(options={"task": task})[0]
+    np.testing.assert_array_equal(a["screenshot"], b["screenshot"])
+    done = False
+    while not done:
+      _, reward, terminated, truncated, _ = env.step(expert_text(env))
+      done = terminated or truncated
+    assert reward == 1.0, task.id
+
+
+@pytest.mark.parametrize("computer, drift, words", [("sim/phone", 13, "wanted 0 to 12"), ("sim/phone", -1, "wanted 0 to 12"),
+                                                    ("sim/desktop", 4, "no browser to redesign")])  # fmt: skip
+def test_a_drift_that_cannot_be_is_refused(computer, drift, words):
+  cfg = sim.defaults()
+  cfg.update({"drift": drift})
+  cfg.computer = computer
+  with pytest.raises(ValueError, match=words):
+    sim.check(cfg)
