@@ -15,7 +15,7 @@ from agents import objective
 from agents.base import Agent, Phase, episode_credit, keep_all, select_groups
 from core.schema import End, Episode, EpisodeScores, Group
 from losses.advantages import group_advantages
-from losses.rewards import soft_overlong_penalty
+from losses.rewards import shortest_path_reward, soft_overlong_penalty
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -28,6 +28,7 @@ def defaults() -> ml_collections.ConfigDict:
       "replay": 1,  # successes kept per task; 0 = off
       "dynamic_sampling": True,  # drop all-equal groups and sample others
       "overlong": 0,  # steps before the step limit in which a reward fades by up to 1 (DAPO's soft punishment); 0 = off
+      "shortest_path": 0.0,  # share of a pass's reward lost in proportion to its steps beyond the group's shortest pass; 0 = off
       "truncation": "learn",  # "mask" keeps cut-off episodes out of the loss; their reward still counts in the group
       "epochs": 1,
       "minibatch": 256,  # token records per optimiser step
@@ -44,6 +45,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "eps": (cfg.eps > 0, "a number above 0"),
     "replay": (cfg.replay >= 0, "0 (off) or how many successes to keep per task"),
     "overlong": (cfg.overlong >= 0, "0 (off) or a number of steps"),
+    "shortest_path": (0 <= cfg.shortest_path <= 1, "a share from 0 (off) to 1"),
     "truncation": (cfg.truncation in ("mask", "learn"), "'mask' or 'learn'"),
     "epochs": (cfg.epochs >= 1, "1 or more"),
     "minibatch": (cfg.minibatch >= 1, "1 or more token records"),
@@ -55,8 +57,11 @@ def check(cfg: ml_collections.ConfigDict) -> None:
 
 
 def shaped_rewards(cfg, group: Group, scores: list[EpisodeScores] | None) -> np.ndarray:
-  """f32 [E]: each try's reward with the shaping that the config states: nearness to the step limit, drift from the reference."""
+  """f32 [E]: each try's reward with the shaping that the config states: length of a pass, nearness to the step limit, drift."""
   reward_E = np.array([e.reward for e in group.episodes], np.float32)
+  if cfg.shortest_path:
+    steps_E = np.array([len(e.steps) for e in group.episodes], np.float32)
+    reward_E = np.array(shortest_path_reward(reward_E, steps_E, np.zeros(len(steps_E), np.int32), 1, alpha=cfg.shortest_path))
   for i, episode in enumerate(group.episodes):
     if cfg.overlong:
       limit = episode.step_limit or len(episode.steps)

@@ -10,15 +10,17 @@ import jax.numpy as jnp
 
 from core.segments import Total, segment_gather, segment_mean, segment_sum
 from core.state import Batch, Scores
+from losses.correction import approximate_old_logp, geometric_reject, k3_reject, off_policy_mask, sequence_weight
 from losses.kl import KINDS, kl_estimate
-from losses.policy import cispo_loss, clipped_loss, dppo_loss, gmpo_loss, sapo_loss
+from losses.policy import advantage_weighted_loss, cispo_loss, clipped_loss, dppo_loss, dro_loss, gmpo_loss, sapo_loss
 from losses.ratios import band_weight, sequence_ratio, sequence_token_ratio, token_ratio, truncated_weight
 from losses.reduce import constant_norm, episode_mean, episode_sum_mean, token_mean
 
 UNITS = ("token", "step", "episode")
-SURROGATES = ("clip", "cispo", "sapo", "gmpo", "dppo")
-AVERAGES = ("token", "episode", "episode_sum", "constant")
-CORRECTIONS = ("none", "truncate", "mask")
+SURROGATES = ("clip", "cispo", "sapo", "gmpo", "dppo", "dro", "awr")
+AVERAGES = ("token", "step", "episode", "episode_sum", "constant")
+CORRECTIONS = ("none", "truncate", "mask", "sequence", "sequence_product", "geometric", "k3")
+OLD = ("sampler", "recompute", "approximate")
 
 
 def defaults() -> dict:
@@ -26,16 +28,23 @@ def defaults() -> dict:
   return {
     "ratio": "token",  # unit of the importance ratio: token, step or episode
     "token_form": False,  # of a step or episode ratio: its gradient token by token, which allows a push per step (GSPO-token)
-    "surrogate": "clip",  # clip, cispo, sapo, gmpo or dppo
+    "surrogate": "clip",  # clip, cispo, sapo, gmpo, dppo, dro or awr
+    "surrogate_beta": 1.0,  # of dro (pull back) and awr (temperature of the weights)
     "clip_low": 0.2,
     "clip_high": 0.28,
     "dual_clip": 3.0,  # 0 = off
-    "average": "token",  # token, episode, episode_sum or constant
+    "average": "token",  # token, step, episode, episode_sum or constant
     "constant": 200.0,  # average "constant": tokens an episode is divided by, whatever its length
-    "old_logp": "sampler",  # ratio against the sampler's log-probabilities; "recompute": against the learner's own, as the update began
-    "correction": "none",  # of recomputed ratios: truncate (weight min(old / sampler, cap)) or mask (weight 0 outside the band)
+    # the ratio is against the sampler's log-probabilities, or the learner's own as the update began: "recompute" (the decoupled
+    # objective) or "approximate" (A-3PO: between the sampler's and today's, by how many versions lie between)
+    "old_logp": "sampler",
+    # what old / sampler does to a token's loss, with ratios that are not against the sampler: truncate (times min(it, cap)), mask
+    # (times it inside the band, else 0), sequence, sequence_product (the same by episode, geometric mean or product), geometric,
+    # k3 (an episode is left out where its mean leaves the band, or its mean k3 passes the cap)
+    "correction": "none",
     "correction_cap": 2.0,
     "correction_low": 0.5,
+    "opsm": 0.0,  # an episode pushed down is left out once log(sampler / policy) a token passes this (off-policy mask); 0 = off
     "kl_beta": 0.0,  # weight of the KL term; 0 = off, and no reference policy is kept
     "kl_kind": "k3",  # k1, abs, k2, k3 or k3+ (k3 with k2's gradient)
     "kl_in": "loss",  # "loss", or "reward": the episode's KL is taken off its reward before groups are compared
@@ -55,9 +64,11 @@ def check(cfg) -> None:
     "clip_low": (0 < cfg.clip_low < 1, "a number between 0 and 1"),
     "clip_high": (cfg.clip_high > 0, "a number above 0"),
     "dual_clip": (cfg.dual_clip == 0 or cfg.dual_clip > 1, "0 (off) or a number above 1"),
-    "old_logp": (cfg.old_logp in ("sampler", "recompute"), "sampler or recompute"),
+    "surrogate_beta": (cfg.surrogate_beta > 0, "a number above 0"),
+    "old_logp": (cfg.old_logp in OLD, "one of " + ", ".join(OLD)),
     "correction": (cfg.correction in CORRECTIONS, "one of " + ", ".join(CORRECTIONS)),
-    "correction_cap": (cfg.correction_cap >= 1, "1 or more"),
+    "correction_cap": (cfg.correction_cap > 0 if cfg.correction == "k3" else cfg.correction_cap >= 1, "1 or more (k3: above 0)"),
+    "opsm": (cfg.opsm >= 0, "0 (off) or a log-ratio above 0"),
     "correction_low": (0 <= cfg.correction_low < 1, "a number from 0, below 1"),
     "kl_beta": (cfg.kl_beta >= 0, "0 (off) or more: below 0 it would pay for drifting away"),
     "kl_kind": (cfg.kl_kind in KINDS, "one of " + ", ".join(KINDS)),
@@ -88,10 +99,10 @@ def _check_together(cfg) -> None:
     raise ValueError("agent.token_form is a form of step and episode ratios: set agent.ratio=episode or step")
   if unit and cfg.average != "episode":
     raise ValueError(f"agent.average is {cfg.average}: with {cfg.ratio} ratios wanted episode, token sums would weigh units by length")
-  if cfg.correction != "none" and cfg.old_logp != "recompute":
+  if cfg.correction != "none" and cfg.old_logp == "sampler":
     raise ValueError(f"agent.correction {cfg.correction} with old_logp=sampler counts the same drift twice: set agent.old_logp=recompute")
-  if cfg.correction != "none" and unit:
-    raise ValueError(f"agent.correction {cfg.correction} weighs tokens: not supported with {cfg.ratio} ratios")
+  if (cfg.correction != "none" or cfg.opsm) and unit and not cfg.token_form:
+    raise ValueError(f"agent.correction {cfg.correction}, opsm {cfg.opsm} weigh tokens: {cfg.ratio} ratios want agent.token_form=True")
 
 
 def needs(cfg) -> frozenset[str]:
@@ -105,7 +116,7 @@ def make_loss(cfg):
   def loss(scores: Scores, batch: Batch):
     mask = batch.is_action.reshape(-1)
     logp, sampled = scores.logp.reshape(-1), batch.behaviour_logp.reshape(-1)
-    old = batch.old_logp.reshape(-1) if cfg.old_logp == "recompute" else sampled
+    old = _old_logp(cfg, logp, sampled, mask, batch)
     by_token = cfg.ratio == "token" or (cfg.token_form and cfg.surrogate == "clip")
     total, ratio_N, clipped_N = (_token_objective if by_token else _unit_objective)(cfg, logp, old, sampled, mask, batch)
     metrics = token_metrics(ratio_N, clipped_N, batch, scores)
@@ -123,6 +134,8 @@ def average(cfg, x_N, mask, batch: Batch) -> Total:
   """One number per token -> the optimiser step's sum and count, by the config's rule."""
   if cfg.average == "token":
     return token_mean(x_N, mask)
+  if cfg.average == "step":
+    return episode_mean(x_N, mask, batch.step_id.reshape(-1), batch.num_steps)
   episode_N = batch.episode_id.reshape(-1)
   if cfg.average == "constant":
     episodes = jnp.sum(segment_sum(mask.astype(jnp.float32), episode_N, batch.num_episodes, mask) > 0)
@@ -145,13 +158,46 @@ def _token_objective(cfg, logp, old, sampled, mask, batch: Batch):
     per_token, clipped = cispo_loss(logp, ratio, advantage, mask, cap=cfg.clip_high)
   elif cfg.surrogate == "dppo":
     per_token, clipped = dppo_loss(logp, old, advantage, mask, low=cfg.clip_low, high=cfg.clip_high)
+  elif cfg.surrogate == "dro":
+    per_token, clipped = dro_loss(logp, old, advantage, mask, beta=cfg.surrogate_beta), jnp.zeros_like(mask)
+  elif cfg.surrogate == "awr":
+    per_token, clipped = advantage_weighted_loss(logp, advantage, mask, beta=cfg.surrogate_beta), jnp.zeros_like(mask)
   else:
     per_token, clipped = sapo_loss(ratio, advantage), jnp.zeros_like(mask)
-  if cfg.correction == "truncate":
-    per_token = per_token * truncated_weight(old, sampled, mask, cap=cfg.correction_cap)
-  elif cfg.correction == "mask":
-    per_token = per_token * band_weight(old, sampled, mask, low=cfg.correction_low, high=cfg.correction_cap)
+  if cfg.correction != "none":
+    per_token = per_token * _correction(cfg, old, sampled, mask, batch)
+  if cfg.opsm:
+    episode_N, num = batch.episode_id.reshape(-1), batch.num_episodes
+    push_E = segment_mean(advantage, episode_N, num, mask)
+    per_token = per_token * segment_gather(off_policy_mask(logp, sampled, push_E, mask, episode_N, num, delta=cfg.opsm), episode_N)
   return average(cfg, per_token, mask, batch), ratio, clipped
+
+
+def _old_logp(cfg, logp, sampled, mask, batch: Batch):
+  """What the ratio is taken against, [N]."""
+  if cfg.old_logp == "recompute":
+    return batch.old_logp.reshape(-1)
+  if cfg.old_logp == "approximate":  # the update makes version now + 1 out of what it began with, now
+    return approximate_old_logp(logp, sampled, mask, batch.version.reshape(-1), batch.now, batch.now + 1)
+  return sampled
+
+
+def _correction(cfg, old, sampled, mask, batch: Batch):
+  """Weight of every token, [N]: how far the policy the update began with had moved from the one that sampled."""
+  if cfg.correction == "truncate":
+    return truncated_weight(old, sampled, mask, cap=cfg.correction_cap)
+  if cfg.correction == "mask":
+    return band_weight(old, sampled, mask, low=cfg.correction_low, high=cfg.correction_cap)
+  episode_N, num = batch.episode_id.reshape(-1), batch.num_episodes
+  args = (old, sampled, mask, episode_N, num)
+  if cfg.correction == "geometric":
+    weight_E = geometric_reject(*args, low=cfg.correction_low, high=cfg.correction_cap)
+  elif cfg.correction == "k3":
+    weight_E = k3_reject(*args, threshold=cfg.correction_cap)
+  else:
+    kind = "product" if cfg.correction == "sequence_product" else "geometric"
+    weight_E = sequence_weight(*args, kind=kind, low=cfg.correction_low, high=cfg.correction_cap)
+  return segment_gather(weight_E, episode_N)
 
 
 def _unit_objective(cfg, logp, old, sampled, mask, batch: Batch):

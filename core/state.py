@@ -19,7 +19,8 @@ class Batch:
   arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
   version: as sampled. advantage: f32, the push. image_slot: row of the flat image features [M * tokens per image], -1
   = none. positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images
-  on the first axis, uint8. episode_valid: [E] bool, False for padding. Static: num_episodes, the padded maximum of episodes;
+  on the first axis, uint8. episode_valid: [E] bool, False for padding. now: i32 [], the trainer's version. Static:
+  num_episodes, the padded maximum of episodes;
   num_steps, of its steps; row_actions, the most action tokens that a row may hold, so that the head runs at those places only.
   """
 
@@ -39,6 +40,7 @@ class Batch:
   old_logp: jax.Array | None = None
   old_value_logit: jax.Array | None = None
   return_: jax.Array | None = None
+  now: jax.Array | int = 0
   num_episodes: int = flax.struct.field(pytree_node=False, default=0)
   num_steps: int = flax.struct.field(pytree_node=False, default=0)
   row_actions: int = flax.struct.field(pytree_node=False, default=0)

@@ -27,9 +27,11 @@ class Feed:
   ):  # fmt: skip
     self.agent, self.policy, self.shapes, self.blank = agent, policy, shapes, blank
     self.buffer, self.rng, self.rate, self.micro = buffer, rng, rate, micro
+    self.now = 0  # the trainer's version
 
   def batch(self, items: list[PackItem], size: int) -> Batch:
-    return to_batch(items, arrange(items, self.shapes[size]), self.shapes[size], self.blank)
+    shape = self.shapes[size]
+    return dataclasses.replace(to_batch(items, arrange(items, shape), shape, self.blank), now=np.int32(self.now))
 
   def draw(self, items: list[PackItem], size: int) -> Batch:
     """`size` records drawn with replacement, as a batch."""
@@ -39,7 +41,7 @@ class Feed:
     """The optimiser steps of a phase, each as its micro-batches."""
     stored = [dataclasses.replace(e, replayed=True) for e in self.buffer.episodes()]
     fresh = [e for g in got.kept for e in g.episodes]
-    size = phase.minibatch // self.micro
+    size, self.now = phase.minibatch // self.micro, got.version
     if not fresh + stored:
       return
     if phase.data == "store" and phase.params_key != "policy":

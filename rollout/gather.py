@@ -24,6 +24,7 @@ class Gathered:
   episodes: list[Episode] = dataclasses.field(default_factory=list)  # every fresh episode
   dropped: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # episodes by cause
   swapped: int = 0  # stored successes put into all-fail groups
+  version: int = 0  # the trainer's, as the update began
   stopped: str = "rounds"  # "full": enough groups teach; "rounds": the cap on rounds came first
 
 
@@ -38,7 +39,7 @@ def gather(
   group_size): how many tries a task gets. Age is checked here, as the groups are taken to be trained on. A new success is
   stored after the swap, so that none rescues its own group.
   """
-  out = Gathered()
+  out = Gathered(version=version)
   for round_ in range(rounds):
     planned = []
     for j in range(groups - len(out.kept)):

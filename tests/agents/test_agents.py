@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import arpo, dapo, grpo, gspo
+from agents import arpo, dapo, grpo, gspo, step_grpo
 from agents.base import NEEDS, Agent, select_groups
 from core.find import available
 from core.schema import SUCCESS, Credit, End, EpisodeScores, Group
@@ -83,6 +83,27 @@ def test_shaping_enters_the_push_of_a_mixed_group(group_of):
   group = group_of([1, 0, 0])
   group.episodes[1].rewards["format"] = 0.5
   assert pushes(agent(grpo), group) == [1.225, 0.0, -1.225]
+
+
+def test_a_shorter_pass_is_worth_more_where_the_config_says_so(group_of, episode):
+  """Passes of 2 and 4 steps and a fail, alpha 0.5: 1 and 1 - 0.5 (4 - 2) / 4 = 0.75, fail 0. Mean 0.58333, spread
+  sqrt((.41667^2 + .16667^2 + .58333^2) / 3) = 0.42492: +0.981, +0.392, -1.373."""
+  group = group_of([1, 1, 0])
+  group.episodes[1] = episode(1, index=1, steps=4)
+  assert pushes(agent(grpo, shortest_path=0.5), group) == [0.981, 0.392, -1.373]
+  assert pushes(agent(grpo), group) == [0.707, 0.707, -1.414]
+
+
+def test_steps_of_a_group_are_pooled(group_of, episode):
+  """A pass of 2 steps and a fail of 4: pool 1, 1, 0, 0, 0, 0: mean 1/3, spread sqrt(2/9) = 0.47140: +1.414 and -0.707.
+  With an unreadable last step in the fail, -1: mean 1/6, spread sqrt(17/36) = 0.68718: +1.213, -0.243 and -1.698 there."""
+  group = group_of([1, 0])
+  group.episodes[1] = episode(0, index=1, steps=4)
+  assert pushes(agent(step_grpo), group) == [1.414, -0.707]
+  group.episodes[1] = episode(-1, index=1, steps=4)
+  a, b = agent(step_grpo).credit(group)
+  np.testing.assert_allclose(a.advantage, [1.2127, 1.2127], atol=1e-3)
+  np.testing.assert_allclose(b.advantage, [-0.2425, -0.2425, -0.2425, -1.6977], atol=1e-3)
 
 
 # -- selection: decisions 1, 3, 5, 7, 8
