@@ -383,6 +383,21 @@ def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(strai
   assert_same_run(straight, tmp_path / "run")
 
 
+def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, capsys):
+  """No copying, the same copied policy and its scores; with another algorithm, since the agent alone differs. Another environment
+  or policy is refused."""
+  own = [c for c in command(tmp_path / "run", config="configs/android.py:agent=rloo", copy__start=straight, practice__updates=1)]
+  assert train.main(own) == 0
+  said = capsys.readouterr().out
+  assert "starting from the policy that" in said and "copying 6/6" not in said and not (tmp_path / "run" / "copying").exists()
+  theirs, ours = (json.loads((w / "summary.json").read_text()) for w in (straight, tmp_path / "run"))
+  assert ours["agent"] == "rloo" and all(ours[k] == theirs[k] for k in ("clean", "copying", "clean_greedy", "copying_greedy"))
+  first, second = (read_numpy(max((w / "copied").glob("[0-9]*"))) for w in (straight, tmp_path / "run"))
+  assert all(np.array_equal(first[name], second[name]) for name in first) and len(first) > 10
+  assert train.main(command(tmp_path / "other", copy__start=straight, env__popup_chance=0.1)) == config_lib.EXIT_USAGE
+  assert "env differs from this run's in popup_chance" in capsys.readouterr().err
+
+
 def test_a_second_start_compiles_nothing_anew(straight, tmp_path):
   """The costly programs, update and sample, come from the cache that the first run filled: it gains none of them."""
   cache = pathlib.Path(TINY["compile_cache"])
