@@ -6,7 +6,7 @@ CONFIG ?= configs/osworld.py
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: train test test-parity system test-real bench bench-learn picture clean
+.PHONY: train test test-parity system test-real bench bench-learn bench-recipes picture clean
 
 train: .venv/train
 	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
@@ -28,6 +28,9 @@ bench: .venv/train
 
 bench-learn: .venv/train
 	$(BIN)/python -m benchmarks.learn $(ARGS)
+
+bench-recipes: .venv/train
+	$(BIN)/python -m benchmarks.recipes $(ARGS)
 
 picture: .venv/train
 	$(BIN)/python -m tools.picture $(ARGS)
