@@ -49,15 +49,16 @@ from rollout.trajectories import read_trajectories
 EXIT_STOPPED = 75
 
 
-def make_score(policy):
+def make_score(policy, temperature: float = 1.0):
   """score(params, frozen, batch) -> Scores: log-probability and entropy of every action token, by the path that also samples.
 
   frozen: parameters of another model, for critics that read one."""
+  tempered = {} if temperature == 1.0 else {"temperature": temperature}
 
   def score(params, frozen, batch: Batch) -> Scores:
     features = policy.encode_images(params, batch.images)
     hidden = policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
-    return Scores(*policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions))
+    return Scores(*policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions, **tempered))
 
   return score
 
@@ -108,7 +109,7 @@ class Run:
     self.policy = self.world.policy
     self.agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
     self.critics = {key: critic.build(kind, cfg.critic, self.policy) for key, kind in self.agent.critics.items()}
-    self.scores = {"policy": make_score(self.policy)} | {key: c.score for key, c in self.critics.items()}
+    self.scores = {"policy": make_score(self.policy, cfg.practice.temperature)} | {key: c.score for key, c in self.critics.items()}
     self.jitted = {key: jax.jit(score) for key, score in self.scores.items()}
     size = partial(
       shape_for, longest=self.policy.max_prompt + self.policy.max_action, most_actions=self.policy.max_action,
@@ -173,7 +174,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Supervised fine-tuning on demonstrations, in which things go right."""
   knobs, facts, states = run.cfg.copy, run.facts, learner["states"]
   optimiser, schedule = run.optimiser("policy", copying=True)
-  update = make_update(run.scores["policy"], copy_loss, optimiser)
+  update = make_update(make_score(run.policy), copy_loss, optimiser)
   progress = Progress("copying", knobs.updates, facts["done"])
   with Metrics(run.workdir / "copying", facts["done"]) as metrics:
     while facts["done"] < knobs.updates:
@@ -225,8 +226,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   cfg, facts, knobs = run.cfg, run.facts, run.cfg.practice
   leash = lambda key: knobs.leash if key == "policy" else 0.0
   updates = [make_update(run.scores[p.params_key], p.loss, run.optimiser(p.params_key)[0], leash(p.params_key)) for p in run.agent.phases]
-  schedule = run.optimiser("policy")[1]
-  sampler = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature)
+  sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
   envs = [run.world.make_env() for _ in range(knobs.slots)]
   store = EpisodeStore(run.workdir / "episodes")
   store.rewind(facts["done"])

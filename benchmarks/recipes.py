@@ -23,8 +23,7 @@ from core.find import available
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each claim beside its opposite: a wider top of the band, every token alike, replay, and sampling as it is scored.
-CLAIMS = ("grpo:replay=0", "grpo:replay=1", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:minibatch=128", "dapo:group_size=8",
-          "dapo:group_size=8+clip_high=0.2")  # fmt: skip
+CLAIMS = ("grpo", "grpo:replay=0", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:practice.temperature=0.7", "grpo:spread=none")
 
 
 def arguments(recipe: str) -> tuple[str, list[str]]:

@@ -29,7 +29,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
         "groups": 12,  # teaching groups an update
         "rounds": 2,  # at most so many rounds of sampling to find them
         "max_age": 2,  # episodes older than this many versions are dropped when they would be trained on
-        "temperature": 1.0,  # sampling and scoring alike
+        "temperature": 1.0,  # of sampling and scoring alike while practising; evaluation stays at 1.0
         "lr": 5e-4,
         "warmup": 5,  # optimiser steps
         "weight_decay": 0.0,
@@ -89,7 +89,7 @@ def check(cfg) -> None:
     "practice.groups": (p.groups, p.groups >= 1, "1 or more groups an update"),
     "practice.rounds": (p.rounds, p.rounds >= 1, "1 or more rounds of sampling"),
     "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
-    "practice.temperature": (p.temperature, p.temperature == 1.0, "1.0: the ratio compares the distribution that was sampled"),
+    "practice.temperature": (p.temperature, 0.1 <= p.temperature <= 2, "0.1 to 2, best 1.0: a greedy sampler has no chances to compare"),
     "practice.lr": (p.lr, 0 < p.lr < 1, "a number between 0 and 1"),
     "practice.leash": (p.leash, 0 <= p.leash < 1e6, "0 (off) or more"),
     "practice.leash_batch": (p.leash_batch, p.leash_batch >= 1, "1 or more steps"),

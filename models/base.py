@@ -47,7 +47,8 @@ class Policy(NamedTuple):
   positions(record) -> i32 [P, T] of a stored token record; image(screen) -> uint8, one screenshot as the encoder takes it.
   encode_images(params, images u8 [M, ...]) -> features [M * tokens_per_image, D]
   forward(params, tokens [B, L], positions [P, B, L], segment_ids [B, L], features, image_slot [B, L]) -> hidden [B, L, D]
-  token_logprobs(params, hidden, tokens, mask, most) -> (logp, entropy), each f32 [B, L]; entry t scores token t from hidden t-1
+  token_logprobs(params, hidden, tokens, mask, most, temperature=1.0) -> (logp, entropy), each f32 [B, L]; entry t scores token t
+  from hidden t-1
   init_cache(batch, size) -> cache; prefill(params, tokens, positions, valid, features, image_slot, cache) -> (hidden, cache)
   decode_step(params, token [B], position [B], cache) -> (hidden [B, D], cache); logits(params, hidden) -> f32 [..., V]
   embed(params, tokens [...]) -> [..., D]: word vectors, for critics that read the goal. width: D; max_goal: its tokens at most

@@ -291,11 +291,14 @@ def logits(params: dict, hidden: jax.Array) -> jax.Array:
   return jnp.einsum("...d,vd->...v", hidden, params["embed_tokens"]).astype(jnp.float32) * LOGIT_SCALE
 
 
-def token_logprobs(s: Shape, params: dict, hidden, tokens, mask, most: int, chunk: int = 65536) -> tuple[jax.Array, jax.Array]:
+def token_logprobs(
+  s: Shape, params: dict, hidden, tokens, mask, most: int, chunk: int = 65536, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
   """(logp, entropy), f32 [B, L], at places where mask is True, 0 elsewhere; entry t is read from hidden t-1.
 
-  most: static, the most True places a row may have. The head runs at those places only, over chunks of rows under remat
-  when there are more than `chunk` of them, so logits of the whole batch never exist at once.
+  temperature: divides the logits, as it does in the sampler. most: static, the most True places a row may have. The head runs
+  at those places only, over chunks of rows under remat when there are more than `chunk` of them, so logits of the whole batch
+  never exist at once.
   """
   del s
   rows, length = tokens.shape
@@ -305,7 +308,7 @@ def token_logprobs(s: Shape, params: dict, hidden, tokens, mask, most: int, chun
 
   def head(args):
     h, t = args
-    all_logp = jax.nn.log_softmax(logits(params, h), axis=-1)
+    all_logp = jax.nn.log_softmax(logits(params, h) / temperature, axis=-1)
     logp = jnp.take_along_axis(all_logp, t[..., None], axis=-1)[..., 0]
     return jnp.minimum(logp, 0.0), -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
 

@@ -15,8 +15,8 @@ def get(name: str, arg: str = ""):
   return importlib.import_module(f"configs.{name}").get_config(arg)
 
 
-def test_the_folder_holds_the_two_systems_of_this_version():
-  assert CONFIGS == ["android", "osworld"]
+def test_the_folder_holds_one_file_a_system():
+  assert CONFIGS == ["android", "osworld", "uitars2", "webarena"]
 
 
 def test_bands_and_agents_are_the_systems_own():
@@ -27,6 +27,19 @@ def test_bands_and_agents_are_the_systems_own():
   for cfg in (desktop, phone):
     assert cfg.agent.group_size == 8 and cfg.practice.max_age == 2 and cfg.practice.temperature == 1.0
     assert (cfg.env.practice_tasks, cfg.env.in_domain_tasks, cfg.env.held_out_tasks) == (256, 32, 96)
+
+
+def test_the_other_systems_have_their_published_constants():
+  """algorithms.md, sections 5 and 7: WebRL's lambda 0.5, band 0.5 to 0.95, old data at most twice the new, new tasks from failed
+  ones; UI-TARS-2's critic lambda 1.0, policy lambda by length with alpha 0.05, value pre-training."""
+  web, tars = get("webarena"), get("uitars2")
+  a = web.agent
+  assert (a.name, a.lam, a.low, a.high, a.old_per_new) == ("webrl", 0.5, 0.5, 0.95, 2.0) and web.taskgen.count > 0
+  assert web.taskgen.every == a.reference_every
+  b = tars.agent
+  assert (b.name, b.lam_critic, b.lam_policy, b.lam_alpha) == ("ppo", 1.0, -1.0, 0.05) and b.pretrain_updates > 0
+  d = get("android", "agent=digirl").agent
+  assert (d.lam, d.probability, d.filter_h) == (0.5, (0.001, 0.99), "limit")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -305,17 +305,19 @@ def score(policy):
   return jax.jit(functools.partial(policy.token_logprobs, most=12))
 
 
-def test_token_logprobs_against_a_full_softmax(tiny_policy, tiny_params, head):
-  """Entry t scores token t from hidden t-1 (NumPy, float64); masked entries are 0."""
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_logprobs_against_a_full_softmax(tiny_policy, tiny_params, head, temperature):
+  """Entry t scores token t from hidden t-1 (NumPy, float64), logits over the temperature; masked entries are 0."""
   hidden, tokens, mask = head
-  logits = (hidden @ np.asarray(tiny_params["embed_tokens"]).T).astype(np.float64) * 0.5
+  logits = (hidden @ np.asarray(tiny_params["embed_tokens"]).T).astype(np.float64) * 0.5 / temperature
   logp = logits - logits.max(-1, keepdims=True)
   logp = logp - np.log(np.exp(logp).sum(-1, keepdims=True))
   want, spread = np.zeros(mask.shape), np.zeros(mask.shape)
   for b, t in zip(*mask.nonzero()):
     want[b, t] = logp[b, t - 1, tokens[b, t]]
     spread[b, t] = -(np.exp(logp[b, t - 1]) * logp[b, t - 1]).sum()
-  got, entropy = score(tiny_policy)(tiny_params, hidden, tokens, mask)
+  scored = score(tiny_policy) if temperature == 1.0 else functools.partial(tiny_policy.token_logprobs, most=12, temperature=temperature)
+  got, entropy = scored(tiny_params, hidden, tokens, mask)
   np.testing.assert_allclose(got, want, atol=1e-5)
   np.testing.assert_allclose(entropy, spread, atol=1e-5)
   assert got.dtype == entropy.dtype == jnp.float32
