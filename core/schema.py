@@ -166,8 +166,8 @@ class Episode:
   advantage: float | None = None  # filled in by the agent's credit, for the trajectory record
   replayed: bool = False  # True for a stored success that was swapped into a group
   final_screen: Screen | None = None
-  step_limit: int = 0  # steps the try could have taken; 0 = not known
   notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+  step_limit: int = 0  # steps the try could have taken; 0 = not known
 
   @property
   def scored(self) -> bool:

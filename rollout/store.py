@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS episodes (
   task_id TEXT NOT NULL, goal TEXT NOT NULL, family TEXT NOT NULL, seed INTEGER NOT NULL,
   end TEXT NOT NULL, end_cause TEXT NOT NULL, success INTEGER, reward REAL, rewards TEXT NOT NULL, partial REAL, advantage REAL,
   policy_version INTEGER NOT NULL, steps INTEGER NOT NULL, agent_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
-  checker TEXT NOT NULL, replayed INTEGER NOT NULL, final_screen TEXT, notes TEXT NOT NULL,
+  checker TEXT NOT NULL, replayed INTEGER NOT NULL, final_screen TEXT, notes TEXT NOT NULL, step_limit INTEGER NOT NULL DEFAULT 0,
   UNIQUE (group_id, try_index, at_update));
 CREATE INDEX IF NOT EXISTS episodes_task ON episodes (task_id);
 CREATE INDEX IF NOT EXISTS episodes_update ON episodes (at_update);
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS steps (
 """
 _COLUMNS = ("group_id", "try_index", "at_update", "task_id", "goal", "family", "seed", "end", "end_cause", "success", "reward",
             "rewards", "partial", "advantage", "policy_version", "steps", "agent_tokens", "seconds", "checker", "replayed",
-            "final_screen", "notes")  # fmt: skip
+            "final_screen", "notes", "step_limit")  # fmt: skip
 # What `query` may ask for, and the column it stands for.
 FILTERS = {"task_id": "task_id", "group": "group_id", "episode": "try_index", "update": "at_update", "family": "family",
            "end": "end", "end_cause": "end_cause", "success": "success", "replayed": "replayed",
@@ -72,6 +72,8 @@ class EpisodeStore:
     with self._transaction():
       for statement in _SCHEMA.split(";"):
         self._db.execute(statement)
+      if "step_limit" not in {row["name"] for row in self._db.execute("PRAGMA table_info(episodes)")}:  # an older store
+        self._db.execute("ALTER TABLE episodes ADD COLUMN step_limit INTEGER NOT NULL DEFAULT 0")
 
   def __enter__(self) -> EpisodeStore:
     return self
@@ -159,6 +161,7 @@ class EpisodeStore:
       row["task_id"], row["group_id"], row["try_index"], row["seed"], steps, End(row["end"]), row["end_cause"],
       json.loads(row["rewards"]), [], row["goal"], row["family"], row["checker"], row["partial"], row["advantage"],
       bool(row["replayed"]), self.screens.get(row["final_screen"]) if row["final_screen"] else None, json.loads(row["notes"]),
+      row["step_limit"],
     )  # fmt: skip
 
   def export_jsonl(self, path: str | os.PathLike, **filters: Any) -> int:
@@ -220,6 +223,7 @@ def _episode_row(e: Episode, update: int) -> dict[str, Any]:
     "policy_version": e.oldest_version, "steps": len(e.steps), "agent_tokens": sum(int(s.agent_tokens) for s in e.steps),
     "seconds": float(sum(s.think_seconds + s.env_seconds for s in e.steps)), "checker": e.checker, "replayed": int(e.replayed),
     "final_screen": e.final_screen.ref if e.final_screen is not None else None, "notes": _json(e.notes, e),
+    "step_limit": int(e.step_limit),
   }  # fmt: skip
 
 
@@ -246,7 +250,7 @@ def _record(row: dict[str, Any], steps: list[dict[str, Any]], folder: str) -> di
   record = {"task_id": row["task_id"], "group": row["group_id"], "episode": row["try_index"],
             "policy_version": row["policy_version"], "steps": shown, "reward": row["reward"], "advantage": row["advantage"],
             "update": row["at_update"]}  # fmt: skip
-  more = ("goal", "family", "seed", "end", "end_cause", "rewards", "partial", "checker", "replayed", "notes")
+  more = ("goal", "family", "seed", "end", "end_cause", "rewards", "partial", "checker", "replayed", "notes", "step_limit")
   return record | {k: row[k] for k in more}
 
 

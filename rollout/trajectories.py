@@ -86,6 +86,7 @@ class _Reader:
       checker=self.field(record, "checker", str, ""), partial=self.field(record, "partial", (int, float, nothing), None),
       advantage=self.field(record, "advantage", (int, float, nothing), None),
       replayed=self.field(record, "replayed", bool, False), notes=self.field(record, "notes", dict, {}) | self.origin(record),
+      step_limit=self.field(record, "step_limit", int, 0),
     )  # fmt: skip
 
   def origin(self, record: dict) -> dict[str, int]:

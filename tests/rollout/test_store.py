@@ -66,7 +66,7 @@ def store(tmp_path):
 
 
 def test_an_episode_comes_back_with_its_pictures(store):
-  e = episode(advantage=1.5)
+  e = episode(advantage=1.5, step_limit=14)
   back = store.load(store.add(e, 3))
   for name in (
     "task_id",
@@ -83,6 +83,7 @@ def test_an_episode_comes_back_with_its_pictures(store):
     "advantage",
     "replayed",
     "notes",
+    "step_limit",
   ):
     assert getattr(back, name) == getattr(e, name), name
   assert back.end is End.TERMINATED and back.final_screen.ref == screen(9).ref and back.records == []
@@ -356,3 +357,17 @@ def test_a_large_store_takes_little_memory(store, tmp_path):
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert (tmp_path / "run.jsonl").stat().st_size > 6e6 and peak < 2e6
+
+
+def test_a_store_from_before_step_limits_is_read_and_written_on(tmp_path):
+  """An index without the column: its episodes have no known limit, new ones keep theirs."""
+  with EpisodeStore(tmp_path / "episodes") as s:
+    old = s.add(episode(step_limit=14), 0)
+  db = sqlite3.connect(tmp_path / "episodes" / "index.sqlite")
+  db.execute("ALTER TABLE episodes DROP COLUMN step_limit")
+  db.commit()
+  db.close()
+  with EpisodeStore(tmp_path / "episodes") as s:
+    assert s.load(old).step_limit == 0 and s.load(s.add(episode(step_limit=9), 1)).step_limit == 9
+    s.export_jsonl(tmp_path / "all.jsonl")
+  assert [e.step_limit for e in read_trajectories(tmp_path / "all.jsonl")] == [0, 9]
