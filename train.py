@@ -38,10 +38,11 @@ from rollout import demos, instruments
 from rollout.buffer import Buffer
 from rollout.curriculum import Curriculum, NoTaskLeft
 from rollout.feed import Feed
-from rollout.gather import Gathered, gather
-from rollout.queue import GroupQueue, Ledger
+from rollout.gather import Gathered
+from rollout.queue import Ledger
 from rollout.replay import Replay
 from rollout.sampler import Sampler
+from rollout.source import make as make_source
 from rollout.store import EpisodeStore
 from rollout.taskgen import Evolution
 from rollout.trajectories import read_trajectories
@@ -223,24 +224,23 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
 
 def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Own tries, graded, compared or judged, pushed up or down, and again under the new weights."""
-  cfg, facts, knobs = run.cfg, run.facts, run.cfg.practice
-  leash = lambda key: knobs.leash if key == "policy" else 0.0
-  updates = [make_update(run.scores[p.params_key], p.loss, run.optimiser(p.params_key)[0], leash(p.params_key)) for p in run.agent.phases]
+  cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
+  phases = [(p.params_key, p.loss, knobs.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
+  updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
   sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
-  envs = [run.world.make_env() for _ in range(knobs.slots)]
-  store = EpisodeStore(run.workdir / "episodes")
-  store.rewind(facts["done"])
+  envs, store = [run.world.make_env() for _ in range(knobs.slots)], EpisodeStore(run.workdir / "episodes", facts["done"])
   progress = Progress("practice", knobs.updates, facts["done"])
-  with Metrics(run.workdir, facts["done"]) as metrics:
+  tries = make_source(knobs.mode, sampler, envs, run.session, run.ledger, run.timers.add)
+  with Metrics(run.workdir, facts["done"]) as metrics, tries as source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       with run.timers("publish"):
-        sampler.load(Weights(learner["states"]["policy"].params, facts["version"]))
+        sampler.load(Weights(states["policy"].params, facts["version"]))
       try:
-        got = gather(
-          sampler, envs, GroupQueue(run.ledger), run.replay, run.agent.select, run.curriculum.next, run.session.key, run.rng,
-          update=facts["done"], version=facts["version"], groups=knobs.groups, rounds=knobs.rounds,
-          group_size=cfg.agent.group_size, max_age=knobs.max_age, clock=run.clock, tries=run.curriculum.tries,
+        got = source.gather(
+          run.replay, run.agent.select, run.curriculum.next, run.rng, tries=run.curriculum.tries, update=facts["done"],
+          version=facts["version"], groups=knobs.groups, rounds=knobs.rounds, group_size=cfg.agent.group_size,
+          max_age=knobs.max_age, clock=run.clock,
         ) if sampling else Gathered()  # fmt: skip
         run.stop.poll()
       except Stop:
@@ -255,21 +255,21 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       facts["done"] += 1
       facts["version"] += any(said for key, said in outs if key == "policy")
       follow(learner, facts["done"], run.agent.reference)
-      values = lambda tasks: run.feed.start_values(tasks, envs[0], asked(run, learner))
+      values = lambda tasks: run.feed.start_values(tasks, run.world.make_env(True), asked(run, learner))
       run.evolution.after(facts["done"], values if "step_value" in run.agent.needs else None)
       for episode in got.episodes:
         store.add(episode, facts["done"] - 1)
       curves = instruments.update_curves(got, outs, useful, before["facts"]["version"], time.monotonic() - began)
-      lr = float(schedule(int(learner["states"]["policy"].updates)))
-      curves |= run.timers.shares() | {"rate/compiles": float(run.compiles.take()), "policy/lr": lr}
+      curves |= run.timers.shares() | {"rate/compiles": float(run.compiles.take())}
+      curves["policy/lr"] = float(schedule(int(states["policy"].updates)))
       if not facts["ready"]:
         facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
       progress.line(facts["done"], **instruments.progress_values(curves))
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
-        now = learner["states"]["policy"].params
-        curves["eval/held_out"] = run.evaluate(now, evaluate.HELD_OUT, cfg.eval.tries_during, "practising").success
+        curves["eval/held_out"] = run.evaluate(states["policy"].params, evaluate.HELD_OUT, cfg.eval.tries_during, "practising").success
         instruments.show(metrics, run.samples[: cfg.log.episodes], facts["done"] - 1)
-        curves["eval/in_domain"] = run.evaluate(now, evaluate.IN_DOMAIN, cfg.eval.tries_during, "practising_in_domain").success
+        inside = run.evaluate(states["policy"].params, evaluate.IN_DOMAIN, cfg.eval.tries_during, "practising_in_domain")
+        curves["eval/in_domain"] = inside.success
       metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
       if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates:
         run.save(learner)

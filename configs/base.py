@@ -27,6 +27,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
       "practice": {
         "updates": 40,
         "groups": 12,  # teaching groups an update
+        "mode": "sync",  # sync: sampling and learning in turn, reproducible; async: beside each other, environments in threads
         "rounds": 2,  # at most so many rounds of sampling to find them
         "max_age": 2,  # episodes older than this many versions are dropped when they would be trained on
         "temperature": 1.0,  # of sampling and scoring alike while practising; evaluation stays at 1.0
@@ -87,6 +88,7 @@ def check(cfg) -> None:
     "copy.lr": (c.lr, 0 < c.lr < 1, "a number between 0 and 1"),
     "practice.updates": (p.updates, p.updates >= 0, "0 or more"),
     "practice.groups": (p.groups, p.groups >= 1, "1 or more groups an update"),
+    "practice.mode": (p.mode, p.mode in ("sync", "async"), "sync or async"),
     "practice.rounds": (p.rounds, p.rounds >= 1, "1 or more rounds of sampling"),
     "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
     "practice.temperature": (p.temperature, 0.1 <= p.temperature <= 2, "0.1 to 2, best 1.0: a greedy sampler has no chances to compare"),

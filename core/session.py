@@ -21,6 +21,7 @@ class Session:
   def __init__(self, workdir: pathlib.Path, seed: int, keep: int, facts: dict[str, Any]):
     self.workdir, self.seed, self.facts = workdir, seed, facts
     self.parts: dict[str, Any] = {}
+    self._held: dict[str, Any] = {}  # states of parts that are not there yet
     self.rng = np.random.default_rng(seed)
     self.checkpoints = Checkpointer(workdir / "checkpoints", keep=keep)
     self._before, self._started = 0.0, time.monotonic()
@@ -33,10 +34,16 @@ class Session:
     """uint32 [2]: a sampling key of its own for every (update, round, group, try), the same in a resumed run."""
     return np.random.SeedSequence([self.seed, *numbers]).generate_state(2, np.uint32)
 
+  def attach(self, name: str, part: Any) -> None:
+    """Adds a part that comes late; a state that was restored before it came is its own now."""
+    self.parts[name] = part
+    if name in self._held:
+      part.restore(self._held.pop(name))
+
   def snapshot(self) -> dict[str, Any]:
     """What `restore` takes back, as it is now."""
     facts = {k: dict(v) if isinstance(v, dict) else v for k, v in self.facts.items()}
-    parts = {name: part.state() for name, part in self.parts.items()}
+    parts = self._held | {name: part.state() for name, part in self.parts.items()}
     return {"facts": facts, "parts": parts, "rng": self.rng.bit_generator.state, "seconds": self.seconds}
 
   def save(self, step: int, tree: Any, snapshot: dict[str, Any] | None = None) -> None:
@@ -51,6 +58,7 @@ class Session:
         raise ValueError(f"{folder} holds checkpoints but none is whole: nothing was touched; --fresh starts anew beside it")
       return None
     tree, saved, _ = self.checkpoints.restore(target)
+    self._held = {name: state for name, state in saved["parts"].items() if name not in self.parts}
     for name, part in self.parts.items():
       part.restore(saved["parts"][name])
     self.rng.bit_generator.state = saved["rng"]

@@ -48,33 +48,55 @@ class GroupQueue:
     """Episodes that are started and neither trained nor dropped."""
     return sum(size for _, size, _ in self._open.values()) + sum(len(g.episodes) for g in self._complete)
 
+  @property
+  def complete(self) -> int:
+    """Groups that wait to be taken."""
+    return len(self._complete)
+
   def open(self, group: str, task_id: str, size: int) -> None:
-    if group in self._open:
-      raise ValueError(f"group {group} is already open: group ids are unique")
-    self._open[group] = (task_id, size, [])
+    self.reopen(group, task_id, size, [])
     self.ledger.started += size
 
-  def add(self, episode: Episode) -> None:
-    """Files a finished episode. Nothing finished is ever lost; a stranger is refused."""
+  def reopen(self, group: str, task_id: str, size: int, episodes: list[Episode]) -> None:
+    """A group whose tries the ledger has counted already, with those that are finished."""
+    if group in self._open:
+      raise ValueError(f"group {group} is already open: group ids are unique")
+    self._open[group] = (task_id, size, episodes)
+
+  def so_far(self, group: str) -> list[Episode]:
+    """The finished tries of an open group."""
+    return self._open[group][2]
+
+  def waiting(self) -> list[Group]:
+    """Complete groups that nobody has taken, oldest first; `put_back` takes them again, in a resumed run."""
+    return list(self._complete)
+
+  def put_back(self, groups: list[Group]) -> None:
+    self._complete = [*groups, *self._complete]
+
+  def add(self, episode: Episode) -> bool:
+    """Files a finished episode; True where its group is complete with it. Nothing finished is ever lost; a stranger is refused."""
     if episode.group not in self._open:
       raise ValueError(f"episode of group {episode.group}, which is not open")
     task_id, size, episodes = self._open[episode.group]
     if any(e.try_index == episode.try_index for e in episodes):
       raise ValueError(f"group {episode.group} already has try {episode.try_index}")
     episodes.append(episode)
-    if len(episodes) == size:
-      del self._open[episode.group]
-      self._complete.append(Group(episode.group, task_id, sorted(episodes, key=lambda e: e.try_index)))
+    if len(episodes) < size:
+      return False
+    del self._open[episode.group]
+    self._complete.append(Group(episode.group, task_id, sorted(episodes, key=lambda e: e.try_index)))
+    return True
 
-  def take(self, version: int, max_age: int) -> tuple[list[Group], int]:
-    """(complete groups, episodes dropped for age). Age is the trainer's version minus the oldest version in the episode,
-    measured now, when it is about to be trained on; age > max_age is dropped, age == max_age is kept."""
+  def take(self, version: int, max_age: int, most: int | None = None) -> tuple[list[Group], int]:
+    """(complete groups, at most `most` of them; episodes dropped for age). Age is the trainer's version minus the oldest version
+    in the episode, measured now, when it is about to be trained on; age > max_age is dropped, age == max_age is kept."""
+    taken, self._complete = self._complete[:most], self._complete[len(self._complete) if most is None else most :]
     groups, old = [], 0
-    for group in self._complete:
+    for group in taken:
       fresh = [e for e in group.episodes if not e.records or version - e.oldest_version <= max_age]
       old += len(group.episodes) - len(fresh)
       groups.append(Group(group.id, group.task_id, fresh))
     if old:
       self.ledger.dropped["age"] += old
-    self._complete = []
     return [g for g in groups if g.episodes], old

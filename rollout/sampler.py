@@ -58,11 +58,11 @@ class Sampler:
     padded = np.zeros((size, 2), np.uint32)
     padded[:n] = keys
     temperature = self.temperature or 1.0
-    result = self._sample(self.weights.params, *inputs, padded, temperature, greedy=self.temperature == 0)
+    weights = self.weights  # once: another thread may publish while this batch is under way
+    result = self._sample(weights.params, *inputs, padded, temperature, greedy=self.temperature == 0)
     tokens, logp, entropy, count = (np.asarray(x) for x in result)
     self.tokens += int(count[:n].sum())
-    version = self.weights.version
-    return [Sampled(tokens[i, : count[i]], logp[i, : count[i]], entropy[i, : count[i]], version) for i in range(n)]
+    return [Sampled(tokens[i, : count[i]], logp[i, : count[i]], entropy[i, : count[i]], weights.version) for i in range(n)]
 
 
 def stack_prompts(policy: Policy, prompts: list[Prompt], size: int) -> tuple[np.ndarray, ...]:

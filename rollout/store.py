@@ -58,9 +58,10 @@ FILTERS = {"task_id": "task_id", "group": "group_id", "episode": "try_index", "u
 
 
 class EpisodeStore:
-  """All episodes of a run. One run writes, from any of its threads; `add` encodes pictures outside the lock."""
+  """All episodes of a run. One run writes, from any of its threads; `add` encodes pictures outside the lock. start_update: the
+  update a resumed run goes on with, see `rewind`."""
 
-  def __init__(self, directory: str | os.PathLike):
+  def __init__(self, directory: str | os.PathLike, start_update: int | None = None):
     self.directory = pathlib.Path(os.path.abspath(directory))
     self.directory.mkdir(parents=True, exist_ok=True)
     self.screens = ScreenStore(self.directory / "screens")
@@ -74,6 +75,8 @@ class EpisodeStore:
         self._db.execute(statement)
       if "step_limit" not in {row["name"] for row in self._db.execute("PRAGMA table_info(episodes)")}:  # an older store
         self._db.execute("ALTER TABLE episodes ADD COLUMN step_limit INTEGER NOT NULL DEFAULT 0")
+    if start_update is not None:
+      self.rewind(start_update)
 
   def __enter__(self) -> EpisodeStore:
     return self

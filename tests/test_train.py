@@ -25,6 +25,7 @@ from core.metrics import read_jsonl
 from core.schema import Credit
 from rollout import demos, feed
 from rollout.feed import Feed
+from rollout.source import Rounds
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
@@ -112,7 +113,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("point", ["copying", "gather", "learn", "evaluate"])
 def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tmp_path, monkeypatch, point):
-  place = {"copying": (Feed, "draw", 5), "gather": (train, "gather", 3)}
+  place = {"copying": (Feed, "draw", 5), "gather": (Rounds, "gather", 3)}
   place |= {"learn": (Feed, "credited", 2), "evaluate": (evaluate, "run", 6)}
   owner, name, call = place[point]
   real, calls = getattr(owner, name), []
@@ -145,7 +146,7 @@ def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, mon
   argv = lambda workdir: ["train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}",
                           *(f"--config.{k}={v}" for k, v in (shared | own).items())]  # fmt: skip
   assert train.main(argv(tmp_path / "straight")) == 0
-  real, calls = train.gather, []
+  real, calls = Rounds.gather, []
 
   def dies(*args, **kwargs):
     calls.append(1)
@@ -154,7 +155,7 @@ def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, mon
     return real(*args, **kwargs)
 
   with monkeypatch.context() as patch:
-    patch.setattr(train, "gather", dies)
+    patch.setattr(Rounds, "gather", dies)
     with pytest.raises(Killed):
       train.main(argv(tmp_path / "run"))
   assert train.main(argv(tmp_path / "run")) == 0
@@ -216,6 +217,7 @@ BAD = [
   (["--config.practice.leash=-0.1"], "leash"),
   (["--config.practice.max_age=-1"], "max_age"),
   (["--config.practice.rounds=0"], "rounds"),
+  (["--config.practice.mode=eager"], "sync or async"),
   (["--config.practice.slots=0"], "slots"),
   (["--config.practice.clip_norm=-1"], "clip_norm"),
   (["--config.practice.clip_norm=nan"], "clip_norm"),

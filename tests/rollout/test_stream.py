@@ -1,0 +1,217 @@
+"""Sampling beside learning: nothing waits for the slowest, nothing old is trained on unnoticed, nothing finished is lost."""
+
+import functools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from agents.base import select_groups, select_scored
+from core import blob
+from core.schema import End
+from rollout.queue import GroupQueue, Ledger
+from rollout.replay import Replay
+from rollout.stream import Stream, StreamBroken
+
+SELECT = functools.partial(select_groups, use_replay=False, drop_equal=True)
+
+
+class Tasks:
+  """next_task(): tasks t0, t1, ... of one step each, the reward of every try given by rewards(task number, try number)."""
+
+  def __init__(self, task, **knobs):
+    self.made, self.task, self.knobs = [], task, knobs
+
+  def __call__(self):
+    made = self.task(f"t{len(self.made)}", **({"steps": 1, "reward": 1.0} | self.knobs))
+    self.made.append(made)
+    return made
+
+
+@pytest.fixture
+def stream_of(scripted_env, policy, sampler):
+  """stream_of(slots=4, slow={environment: seconds}) -> a Stream over scripted environments that may sleep in a step."""
+  opened = []
+
+  def make(slots=4, slow=None, **knobs):
+    envs = [scripted_env() for _ in range(slots)]
+    for i, seconds in (slow or {}).items():
+      step = envs[i].step
+      envs[i].step = lambda text, step=step, seconds=seconds: (time.sleep(seconds), step(text))[1]
+    key = lambda serial, k: np.array([serial, k], np.uint32)
+    stream = Stream(sampler, envs, GroupQueue(Ledger()), key, patience=0.001, **knobs)
+    opened.append(stream)
+    return stream
+
+  yield make
+  for stream in opened:
+    if stream._thread.is_alive():
+      stream.close()
+
+
+def gather(stream, tasks, update=0, select=select_scored, clock=lambda name, seconds: None, **how):
+  how = {"version": 0, "groups": 2, "rounds": 2, "group_size": 2, "max_age": 1} | how
+  return stream.gather(Replay(0), select, tasks, np.random.default_rng(0), update=update, clock=clock, **how)
+
+
+def books(stream):
+  ledger = stream.groups.ledger
+  return ledger.started, ledger.trained, sum(ledger.dropped.values()), len(stream.groups)
+
+
+def test_groups_come_as_they_are_complete_and_every_try_is_accounted_for(stream_of, task):
+  tasks = Tasks(task)
+  with stream_of() as stream:
+    for update in range(5):
+      got = gather(stream, tasks, update, version=update, max_age=5)
+      assert len(got.kept) == 2 and got.stopped == "full" and got.version == update
+      assert all(len(g.episodes) == 2 for g in got.kept)
+      started, trained, dropped, flying = books(stream)
+      assert started == trained + dropped + flying and trained == 4 * (update + 1) and dropped == 0
+  ids = [e.task_id for e in got.episodes]
+  assert len(set(ids)) == 2 and set(ids) <= {t.id for t in tasks.made}
+
+
+def test_what_is_under_way_is_bounded_by_the_age_that_is_allowed(stream_of, task):
+  """The back-pressure: groups of 2 tries, 2 an update. With max_age 3 at most 2 (wanted) + 3 x 2 groups are open or complete."""
+  for max_age, most in ((0, 2), (1, 4), (3, 8)):
+    tasks = Tasks(task)
+    with stream_of() as stream:
+      gather(stream, tasks, max_age=max_age)
+      time.sleep(0.1)  # whatever is open ends; nothing new starts by itself
+      assert len(tasks.made) <= most and (max_age or len(stream.groups) == 0)
+
+
+def test_max_age_0_means_that_every_token_is_of_the_version_that_is_trained(stream_of, task, sampler):
+  tasks = Tasks(task, steps=3)
+  with stream_of(slow={0: 0.02}) as stream:
+    for version in range(4):
+      sampler.version = version
+      got = gather(stream, tasks, version=version, max_age=0)
+      written = {int(v) for e in got.episodes for r in e.records for v in r.version[r.is_action]}
+      assert written == {version} and got.dropped["age"] == 0
+
+
+def test_an_episode_goes_on_under_new_weights_and_its_tokens_say_so(stream_of, task, sampler):
+  """A slow episode of 6 steps begins under version 0; version 1 is published in its middle. Its age counts from the oldest."""
+  tasks = Tasks(task, steps=6)
+  with stream_of(slots=1, slow={0: 0.05}) as stream:
+    stream.top_up(1, tasks, lambda task_id, default: default, 1)
+    time.sleep(0.16)
+    sampler.version = 1
+    got = gather(stream, tasks, groups=1, group_size=1, version=1, max_age=1)
+  written = [int(r.version[r.is_action][0]) for e in got.episodes for r in e.records]
+  assert written == sorted(written) and set(written) == {0, 1} and got.episodes[0].oldest_version == 0
+
+
+def test_what_is_too_old_when_it_would_be_trained_on_is_dropped_and_replaced(stream_of, task):
+  """max_age 1, and the trainer is at version 2 when it takes what version 0 wrote: dropped by age, and others sampled."""
+  tasks = Tasks(task)
+  with stream_of() as stream:
+    stream.top_up(2, tasks, lambda task_id, default: default, 2)
+    while stream.groups.complete < 2:
+      time.sleep(0.005)
+    stream.sampler.version = 2
+    got = gather(stream, tasks, version=2, max_age=1)
+    assert got.dropped["age"] == 4 and len(got.kept) == 2
+    assert {e.oldest_version for e in got.episodes} == {2}
+    started, trained, dropped, flying = books(stream)
+    assert started == trained + dropped + flying and dropped == 4
+
+
+def test_a_slow_computer_holds_nobody_up(stream_of, task):
+  """Four computers, one of which takes 0.5 s a step: others bring 8 groups of one try long before its second try is done."""
+  tasks = Tasks(task)
+  with stream_of(slow={0: 0.5}) as stream:
+    began = time.monotonic()
+    got = gather(stream, tasks, groups=8, group_size=1, max_age=4)
+    assert len(got.kept) == 8 and time.monotonic() - began < 0.45
+
+
+def test_a_group_that_cannot_teach_is_followed_by_others_up_to_the_cap(stream_of, task):
+  tasks = Tasks(task)  # every try passes: no group is mixed
+  with stream_of() as stream:
+    got = gather(stream, tasks, select=SELECT, groups=2, rounds=3)
+    assert got.kept == [] and got.stopped == "rounds" and len(got.groups) == 6 and got.dropped["all_pass"] == 12
+
+
+def test_a_try_that_broke_is_run_again_and_the_third_time_it_is_an_infra_error(stream_of, task):
+  """One fault in the first attempt: scored, with the fault on record. Three faults: no score, never a 0."""
+  with stream_of(slots=1) as stream:
+    got = gather(stream, Tasks(task, fault={1: 1}), groups=1, group_size=1, max_age=0)
+    assert got.episodes[0].success and got.episodes[0].notes["faults"] == ["Broken"]
+  with stream_of(slots=1) as stream:
+    got = gather(stream, Tasks(task, fault={1: 99}), groups=1, group_size=1, rounds=1, max_age=0)
+    assert got.kept == [] and got.dropped["infra_error"] == 1 and got.episodes[0].end == End.INFRA_ERROR
+
+
+def test_an_error_in_the_sampling_thread_reaches_the_learner(stream_of, task):
+  class Bug(Exception):
+    pass
+
+  def broken(*args):
+    raise Bug("of ours")
+
+  stream = stream_of()
+  stream.sampler.act = broken
+  with stream, pytest.raises(StreamBroken, match="Bug"):
+    gather(stream, Tasks(task))
+
+
+def test_a_computer_that_hangs_ends_the_wait_and_closing_does_not_wait_for_it(stream_of, task):
+  began = time.monotonic()
+  says = "sign of life for 0 seconds: 1 are busy"
+  with stream_of(slots=1, slow={0: 3.0}, silence=0.3) as stream, pytest.raises(StreamBroken, match=says):
+    gather(stream, Tasks(task), groups=1, group_size=1, max_age=0)
+  assert time.monotonic() - began < 2.0
+
+
+def test_a_signal_ends_the_wait(stream_of, task):
+  class Stop(Exception):
+    pass
+
+  def clock(name, seconds):
+    raise Stop
+
+  with stream_of(slots=1, slow={0: 0.3}) as stream, pytest.raises(Stop):
+    gather(stream, Tasks(task), clock=clock, groups=1, group_size=1)
+
+
+def test_a_save_keeps_what_is_finished_and_tries_the_rest_again_under_its_own_keys(stream_of, task):
+  """Two groups of 2: one complete, one half done. The resumed stream starts one try only, and the books close over both."""
+  tasks = Tasks(task)
+  stream = stream_of(slots=3, slow={0: 1.0})  # the last environment takes the first try
+  with stream:
+    stream.top_up(2, tasks, lambda task_id, default: default, 2)
+    while sum(len(stream.groups.so_far(n)) for n in stream.plans) + 2 * stream.groups.complete < 3:
+      time.sleep(0.005)
+    text, arrays, screens = blob.encode({"stream": stream.state(), "ledger": stream.groups.ledger.state()})
+  saved = blob.decode(text, arrays, screens.__getitem__)
+  again = stream_of()
+  again.groups.ledger.restore(saved["ledger"])
+  again.restore(saved["stream"])
+  left = list(again._waiting)
+  assert len(left) == 1 and again.groups.complete == 1 and books(again) == (4, 0, 0, 4)
+  serial = again.plans[left[0].group][1]
+  assert left[0].key.tolist() == [serial, left[0].index] and again.serial == 2
+  with again:
+    got = gather(again, tasks, max_age=0)
+  assert len(got.kept) == 2 and len(tasks.made) == 2 and books(again) == (4, 4, 0, 0)
+
+
+def test_many_updates_with_random_delays_end_and_leave_no_thread(stream_of, task):
+  """16 environments, weights published at every update, 60 updates, random delays: no deadlock, and the law holds at each."""
+  rng = np.random.default_rng(0)
+  tasks = Tasks(task, steps=2)
+  threads = threading.active_count()
+  with stream_of(slots=16, slow={i: float(d) for i, d in enumerate(rng.exponential(0.004, 16))}) as stream:
+    for version in range(60):
+      stream.sampler.version = version
+      got = gather(stream, tasks, version=version, groups=1, max_age=2)
+      assert len(got.kept) == 1
+      assert max(version - e.oldest_version for e in got.episodes) <= 2
+  deadline = time.monotonic() + 5
+  while threading.active_count() > threads and time.monotonic() < deadline:
+    time.sleep(0.02)
+  assert threading.active_count() <= threads
