@@ -154,8 +154,8 @@ class Stream:
     try:
       self._run()
     except BaseException as error:  # noqa: BLE001 - handed to the learner's thread, which raises it
+      self._error = error
       with self.changed:
-        self._error = error
         self.changed.notify_all()
 
   def _run(self) -> None:
@@ -185,11 +185,12 @@ class Stream:
 
   def _step(self, turn: Turn, act: Callable, *args) -> None:
     """One environment's own work, in its own thread."""
-    began = time.monotonic()
+    began, episode, broke = time.monotonic(), None, None
     try:
-      self._events.put((turn, act(*args), None))
+      episode = act(*args)
     except BaseException as error:  # noqa: BLE001 - raised again in the sampling thread
-      self._events.put((turn, None, error))
+      broke = error
+    self._events.put((turn, episode, broke))
     self.note("environments", time.monotonic() - began)
 
   def _drain(self, seconds: float) -> list[Turn]:
