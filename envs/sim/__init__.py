@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import gymnasium as gym
 import ml_collections
 
@@ -20,6 +22,9 @@ def defaults() -> ml_collections.ConfigDict:
       "popup_most": 1,  # pop-ups an episode
       "popup_kinds": KINDS,  # add "corner" for the kind whose way out copying never finds by chance
       "drift": 0,  # pixels by which the phone's browser was redesigned since the demonstrations, 0 to 12
+      "step_seconds": 0.0,  # a step takes so long, as on a real computer; 0 = as fast as it can
+      "slow_share": 0.1,  # of the episodes take slow_factor times that, while step_seconds is above 0
+      "slow_factor": 5.0,
       "practice_tasks": 256,  # start states practised, again and again
       "in_domain_tasks": 32,  # of those, evaluated under new sampling keys
       "held_out_tasks": 96,  # evaluated only, disjoint by construction
@@ -34,6 +39,10 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     raise ValueError(f"env.drift is {cfg.drift}, wanted 0 to 12 pixels: further down the last search result leaves the screen")
   if cfg.drift and cfg.get("computer", "sim/phone") != "sim/phone":
     raise ValueError(f"env.drift is {cfg.drift}, but {cfg.computer} has no browser to redesign: wanted 0")
+  if not 0 <= cfg.step_seconds <= 60:
+    raise ValueError(f"env.step_seconds is {cfg.step_seconds}, wanted 0 (no waiting) to 60")
+  if not (0 <= cfg.slow_share <= 1 and cfg.slow_factor >= 1):
+    raise ValueError(f"env.slow_share, slow_factor are {cfg.slow_share}, {cfg.slow_factor}, wanted a share and a factor of 1 or more")
   if not 1 <= cfg.in_domain_tasks <= cfg.practice_tasks:
     raise ValueError(f"env.in_domain_tasks is {cfg.in_domain_tasks}, wanted 1 to env.practice_tasks ({cfg.practice_tasks})")
   if not 1 <= cfg.held_out_tasks <= 96:
@@ -52,9 +61,10 @@ def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False) -> gym.Env:
   """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes."""
-  from envs.sim.base import SimEnv
+  from envs.sim.base import SimEnv, Slow
 
-  return SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
+  env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
+  return Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds)) if cfg.step_seconds else env
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:
@@ -85,6 +95,8 @@ def vocabulary(computer: str) -> tuple[list[str], tuple[int, int]]:
   module = MODULES[computer]
   return module.pieces(), (module.WIDTH, module.HEIGHT)
 
+
+_seeds = itertools.count()  # of slow computers: which episodes are slow differs from one to the next
 
 for _name, _computer in (("Phone", "sim/phone"), ("Desktop", "sim/desktop")):
   gym.register(f"practice/{_name}-v0", entry_point="envs.sim.base:SimEnv", kwargs={"computer": _computer})

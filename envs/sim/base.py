@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from core.schema import SUCCESS, UNREADABLE_REWARD, Action, End, Episode, Screen, Step, Task, Unreadable
 from envs import actions
@@ -127,6 +129,26 @@ class SimEnv(gym.Env):
 
   def render(self):
     return self._observe()["screenshot"]
+
+
+class Slow(gym.Wrapper):
+  """A simulated computer that takes its time, as real ones do: every step `seconds`, in a share of the episodes `factor` times that.
+
+  Which episodes are slow depends on the wrapper's own seed and how many it has had; what they show and score is unchanged.
+  """
+
+  def __init__(self, env: SimEnv, seconds: float, share: float, factor: float, seed: int = 0):
+    super().__init__(env)
+    self.seconds, self.share, self.factor = seconds, share, factor
+    self._rng, self._now = np.random.default_rng(seed), seconds
+
+  def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+    self._now = self.seconds * (self.factor if self._rng.random() < self.share else 1.0)
+    return self.env.reset(seed=seed, options=options)
+
+  def step(self, text: str):
+    time.sleep(self._now)
+    return self.env.step(text)
 
 
 def expert_text(env: SimEnv) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -136,3 +137,29 @@ def test_a_drift_that_cannot_be_is_refused(computer, drift, words):
   cfg.computer = computer
   with pytest.raises(ValueError, match=words):
     sim.check(cfg)
+
+
+def test_a_slow_computer_shows_and_scores_the_same_and_takes_its_time():
+  """0.01 s a step, every episode slow by 3: an episode of n steps takes 0.03 n seconds at least, and not a pixel differs."""
+  cfg = sim.defaults()
+  cfg.update({"step_seconds": 0.01, "slow_share": 1.0, "slow_factor": 3.0})
+  slow, quick = sim.make("sim/phone", cfg), sim.make("sim/phone", sim.defaults())
+  task = tasks.practice_tasks("sim/phone", 1)[0]
+  a, b = (e.reset(options={"task": task})[0] for e in (slow, quick))
+  began, steps, done = time.monotonic(), 0, False
+  while not done:
+    np.testing.assert_array_equal(a["screenshot"], b["screenshot"])
+    text = expert_text(slow.unwrapped)
+    (a, *one), (b, *two) = slow.step(text), quick.step(text)
+    assert one[:3] == two[:3]
+    steps, done = steps + 1, one[1] or one[2]
+  assert time.monotonic() - began >= 0.03 * steps and slow.unwrapped.expire()["cause"] == "seconds"
+
+
+@pytest.mark.parametrize("knobs", [{"step_seconds": -1.0}, {"step_seconds": float("nan")}, {"slow_share": 2.0}, {"slow_factor": 0.5}])
+def test_a_slowness_that_cannot_be_is_refused(knobs):
+  cfg = sim.defaults()
+  cfg.update(knobs)
+  with pytest.raises(ValueError, match="wanted") as e:
+    sim.check(cfg)
+  assert "\n" not in str(e.value)
