@@ -76,5 +76,5 @@ class CanaryRun:
       self._passed()
       return True
     self.wrong = f"canary {canary.name} on task {canary.task.id} scored {got:g}, wanted {canary.score:g}"
-    self.passes_untouched = "" if canary.texts else canary.task.id
+    self.passes_untouched = canary.task.id if got and not canary.texts else ""
     return False

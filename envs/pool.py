@@ -124,12 +124,17 @@ class Pool(Fleet):
     until = self._clock() + timeout
     while True:
       left = until - self._clock()
-      self._pump(0.0 if self._results else max(0.0, left))
-      if self._results or left <= 0 or (self._asked and self._ready and self.leased < self.cfg.slots):
+      due = self._results or self._wanted()
+      self._pump(0.0 if due else max(0.0, left))
+      if due or self._results or left <= 0 or self._wanted():
         break
     out = list(self._results)
     self._results.clear()
     return out
+
+  def _wanted(self) -> bool:
+    """A computer is free, and somebody had asked for one in vain."""
+    return self._asked and bool(self._ready) and self.leased < self.cfg.slots
 
   def _ask(self, lease: Lease, op: str, what: Any, seed: int | None, answer) -> None:
     if lease.error is not None:
