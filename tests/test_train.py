@@ -18,7 +18,7 @@ import pytest
 import evaluate
 import train
 from core import config as config_lib
-from core.checkpoint import read_numpy
+from core.checkpoint import Checkpointer, read_numpy
 from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
@@ -26,6 +26,7 @@ from core.schema import Credit
 from rollout import demos, feed
 from rollout.feed import Feed
 from rollout.source import Rounds
+from rollout.stream import Stream
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
@@ -162,6 +163,33 @@ def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, mon
   assert_same_run(tmp_path / "straight", tmp_path / "run")
   rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
   assert len(rows) == 4 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
+
+
+def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tmp_path, monkeypatch, capsys):
+  """async: every gather checks that episodes add up. The run dies while tries are in flight, and the resumed one tries those
+  again: nothing is counted twice, nothing lost."""
+  own = {"practice__mode": "async", "practice__max_age": 2}
+  real, calls = Stream.gather, []
+
+  def dies(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == 3:
+      raise Killed
+    return real(*args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Stream, "gather", dies)
+    with pytest.raises(Killed):
+      train.main(command(tmp_path / "run", **own))
+  assert train.main(command(tmp_path / "run", **own)) == 0
+  assert "resuming" in capsys.readouterr().out
+  rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+  assert [r["update"] for r in rows] == [0, 1, 2, 3] and all(r["episodes/age_max"] <= 2 for r in rows)
+  with Checkpointer(tmp_path / "run" / "checkpoints") as checkpoints:
+    _, host, _ = checkpoints.restore({}, partial=True)
+  ledger, stream = host["parts"]["ledger"], host["parts"]["stream"]
+  flying = sum(o["tries"] for o in stream["open"]) + sum(len(g.episodes) for g in stream["complete"])
+  assert ledger["started"] == ledger["trained"] + sum(ledger["dropped"].values()) + flying and ledger["trained"] >= 4 * 2 * 3
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
