@@ -447,6 +447,7 @@ def main() -> None:
   print(json.dumps(gaps))
 
 
+@pytest.mark.slow
 def test_forced_devices_leave_the_step_as_it_is():
   """Rows spread over 1, 2, 4 and 8 forced CPU devices; a fresh process, for which this file is also the script."""
   tests = Path(__file__).resolve().parents[1]
