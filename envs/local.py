@@ -224,11 +224,16 @@ class LocalRemote:
     self.backend.keeper.ask(self._kill)
 
   def _kill(self) -> None:
-    others = processes.family(self.pid)
-    processes.send_group(self.pid, self.started, signal.SIGKILL)
-    for pid, start in others:
-      processes.send(pid, start, signal.SIGKILL)
-    self.backend.keeper.dying.append((self.popen, self.log))
+    """Runs in the keeper."""
+    try:
+      others = processes.family(self.pid)
+      processes.send_group(self.pid, self.started, signal.SIGKILL)
+      for pid, start in others:
+        processes.send(pid, start, signal.SIGKILL)
+    finally:
+      self.socket.close()  # not before: a worker ends itself at a hang-up, and its descendants could not be found any more
+      self.screen.close()
+      self.backend.keeper.dying.append((self.popen, self.log))
 
 
 class LocalBackend:
@@ -270,8 +275,6 @@ class LocalBackend:
     """The end of talking to this one."""
     self.selector.unregister(remote)
     self.remotes.discard(remote)
-    remote.socket.close()
-    remote.screen.close()
 
   def close(self, seconds: float = 2.0) -> None:
     """Terminates what is left, then kills it, and waits until all of it is collected."""

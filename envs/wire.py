@@ -1,7 +1,8 @@
 """What trainer and worker say to each other: a length, then JSON. Values come out with the types they went in with; no pickle.
 
 Lists, dicts, text, numbers, booleans and None are JSON's own. A tuple, a numpy array or number, bytes, and the nouns Task,
-Limits, Action and Unreadable travel as {"$": kind, "v": value}, so that an episode through a worker equals one in process.
+Limits, Action and Unreadable travel as {"$": kind, "v": value}, as do numbers that remember their spelling (envs.grammars.lex), so
+that an episode through a worker equals one in process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from core.schema import Action, Limits, Task, Unreadable
+from envs.grammars.lex import Written
 
 MOST_BYTES = 64 << 20  # a longer message is a fault: what is large goes through shared memory
 HEAD = struct.Struct(">I")
@@ -76,6 +78,8 @@ def to_plain(x: Any, path: str = "message") -> Any:
   if kind.__name__ in NOUNS and NOUNS[kind.__name__] is kind:
     fields = {f.name: to_plain(getattr(x, f.name), f"{path}.{f.name}") for f in dataclasses.fields(x)}
     return {TAG: kind.__name__, "v": fields}
+  if kind is Written:
+    return {TAG: "written", "v": x.text}
   if kind is bytes:
     return {TAG: "bytes", "v": base64.b64encode(x).decode()}
   if isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biuf":
@@ -97,6 +101,8 @@ def from_plain(x: Any) -> Any:
     return tuple(from_plain(v) for v in value)
   if tag == "dict":
     return {from_plain(k): from_plain(v) for k, v in value}
+  if tag == "written":
+    return Written(value)
   if tag == "bytes":
     return base64.b64decode(value)
   if tag in ("array", "number"):

@@ -9,7 +9,6 @@ from core.schema import SUCCESS
 from envs import errors
 from envs.pool import State, check, defaults
 
-
 # -- states and leases
 
 

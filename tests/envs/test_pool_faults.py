@@ -7,7 +7,6 @@ from hand_played import TASK, begun, conserved, make_fixture, states  # noqa: F4
 from envs import canary, errors
 from envs.pool import State
 
-
 # -- faults, backoff, quarantine
 
 

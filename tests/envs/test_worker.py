@@ -15,8 +15,9 @@ import rogue
 
 from core.find import ROOT
 from core.schema import Action, Unreadable
-from envs import processes, wire
+from envs import processes, sim, wire
 from envs.errors import BadFrame, InfraError, ResetFailed, named
+from envs.grammars.lex import Written
 from envs.local import LocalBackend
 from envs.shared_screens import PIXELS, SharedScreen, unnamed_file
 from envs.sim import tasks as sim_tasks
@@ -42,7 +43,7 @@ def through(value, pieces=1):
 @pytest.mark.parametrize(
   "value",
   [None, True, 0, -(2**70), 0.1 + 0.2, 5e-324, math.inf, "", "a\x00\ud800é\n", [], [1, [2.0]], (), (1, (2, "x")), {"a": (1,)},
-   {1: "x", (2, 3): "y"}, {"$": "tuple", "v": 3}, b"\x00\xff", Unreadable("why"),
+   {1: "x", (2, 3): "y"}, {"$": "tuple", "v": 3}, b"\x00\xff", Unreadable("why"), Written("0.50"),
    Action("tap", {"point": (4, 5)}, {"point": [0.5, 1]}, "phone", "t")],
 )  # fmt: skip
 def test_values_come_out_with_the_types_they_went_in_with(value):
@@ -180,7 +181,7 @@ def test_a_worker_has_no_jax_and_dies_with_nobody_but_its_trainer(spoken):
 
 
 def test_a_worker_with_a_simulated_phone_has_no_jax():
-  worker = Spoken("sim", "sim/phone", {"popup_chance": 0.0, "popup_most": 1, "popup_kinds": ("notify",), "drift": 0})
+  worker = Spoken("sim", "sim/phone", sim.defaults().to_dict())
   try:
     assert worker.boot["result"] == {"shape": [160, 96, 3]}
     assert worker.ask("ping")["result"]["accelerated"] == []
