@@ -92,7 +92,7 @@ class World(NamedTuple):
   policy: Policy
   screen_shape: tuple[int, int, int]
   tasks: dict[str, list[Task]]
-  make_env: Any  # make_env(clean=False) -> environment
+  make_env: Any  # make_env(clean=False, quick=True) -> environment; practice asks for one as slow as the config says
   demonstrations: Any  # demonstrations(count, seed) -> episodes
 
 
@@ -107,7 +107,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     policy=policy,
     screen_shape=(size[1], size[0], 3),
     tasks=suite.task_lists(computer, cfg.env),
-    make_env=lambda clean=False: suite.make(computer, cfg.env, clean),
+    make_env=lambda clean=False, quick=True: suite.make(computer, cfg.env, clean, quick),
     demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed),
   )
 

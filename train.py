@@ -228,7 +228,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   phases = [(p.params_key, p.loss, knobs.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
   sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
-  envs, store = [run.world.make_env() for _ in range(knobs.slots)], EpisodeStore(run.workdir / "episodes", facts["done"])
+  envs, store = [run.world.make_env(quick=False) for _ in range(knobs.slots)], EpisodeStore(run.workdir / "episodes", facts["done"])
   progress = Progress("practice", knobs.updates, facts["done"])
   tries = make_source(knobs.mode, sampler, envs, run.session, run.ledger, run.timers.add)
   with Metrics(run.workdir, facts["done"]) as metrics, tries as source:

@@ -85,6 +85,7 @@ def update_curves(got: Gathered, outs: list, useful: list[float], version: int, 
   """One update's curves: what was gathered, what was dropped and why, what was learned, how fast."""
   curves = group_curves(got.groups) | episode_curves(got.episodes, version) | learned(outs)
   curves |= {f"episodes/dropped_{cause}": n / len(got.episodes) for cause, n in got.dropped.items()}
+  curves["rate/update_seconds"] = seconds
   if not got.episodes:  # an update that learns from stored episodes alone
     return curves
   return curves | {

@@ -22,7 +22,7 @@ def defaults() -> ml_collections.ConfigDict:
       "popup_most": 1,  # pop-ups an episode
       "popup_kinds": KINDS,  # add "corner" for the kind whose way out copying never finds by chance
       "drift": 0,  # pixels by which the phone's browser was redesigned since the demonstrations, 0 to 12
-      "step_seconds": 0.0,  # a step takes so long, as on a real computer; 0 = as fast as it can
+      "step_seconds": 0.0,  # a step of practice takes so long, as on a real computer; 0 = as fast as it can
       "slow_share": 0.1,  # of the episodes take slow_factor times that, while step_seconds is above 0
       "slow_factor": 5.0,
       "practice_tasks": 256,  # start states practised, again and again
@@ -59,12 +59,13 @@ def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
     raise ValueError("env." + str(e).replace("popup ", "popup_", 1)) from e
 
 
-def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False) -> gym.Env:
-  """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes."""
+def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True) -> gym.Env:
+  """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes; quick = step_seconds does not hold, as in
+  evaluations."""
   from envs.sim.base import SimEnv, Slow
 
   env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
-  return Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds)) if cfg.step_seconds else env
+  return Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds)) if cfg.step_seconds and not quick else env
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:

@@ -1,0 +1,70 @@
+"""Sampling beside learning against sampling in turn, on computers that take their time: what each learns, and how long it takes.
+
+  python -m benchmarks.asynchrony [--seeds=0,1,2] [--updates=15] [--step_seconds=0.2] [--slots=64]
+
+Both step every environment in a thread of its own. "In turn" waits for all of an update's tries (max_age 0); "beside" lets
+sampling run up to 4 updates ahead and corrects for it (the decoupled objective with a truncated weight). A tenth of the
+episodes is five times slower. Both start from one copied policy a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from absl import app, flags
+
+from core.metrics import read_jsonl
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KINDS = {
+  "in turn": ["practice.mode=async", "practice.max_age=0"],
+  "beside": ["practice.mode=async", "practice.max_age=4", "agent.old_logp=recompute", "agent.correction=truncate"],
+}
+
+
+def train(workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
+  command = [sys.executable, "train.py", "--config=configs/android.py", f"--workdir={workdir}", f"--config.seed={seed}"]
+  command += [f"--config.{o}" for o in overrides]
+  workdir.mkdir(parents=True, exist_ok=True)
+  with open(workdir / "log.txt", "ab") as log:
+    done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
+  if done.returncode:
+    raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {workdir / 'log.txt'}")
+  return json.loads((workdir / "summary.json").read_text())
+
+
+def main(argv: list[str]) -> None:
+  out = pathlib.Path(FLAGS.out).resolve()
+  slow = [f"env.step_seconds={FLAGS.step_seconds}", f"practice.slots={FLAGS.slots}", "eval.every=0", *argv[1:]]
+  names = "seed,which,copying,practice,+-,seconds an update,environments,sampling,training,waiting,age,dropped by age"
+  print("| " + " | ".join(names.split(",")) + " |\n" + "|---" * 12 + "|", flush=True)
+  for seed in map(int, FLAGS.seeds):
+    copied = out / f"copied-seed{seed}"
+    train(copied, seed, ["practice.updates=0", *slow])
+    seconds = {}
+    for kind, knobs in KINDS.items():
+      workdir = out / f"{kind.replace(' ', '-')}-seed{seed}"
+      s = train(workdir, seed, [f"copy.start={copied}", f"practice.updates={FLAGS.updates}", *slow, *knobs])
+      rows = read_jsonl(workdir / "metrics.jsonl")
+      mean = lambda key, rows=rows: float(np.mean([r.get(key) or 0.0 for r in rows[1:]]))  # the first update compiles
+      seconds[kind] = mean("rate/update_seconds")
+      shares = [f"{mean('time/' + k):.2f}" for k in ("environments", "sampling", "training", "waiting")]
+      points = [f"{100 * s['copying']:.1f}", f"{100 * s['practice']:.1f}", f"{s['noise_points']:.1f}"]
+      ages = [f"{mean('episodes/age_mean'):.2f}", f"{mean('episodes/dropped_age'):.3f}"]
+      print("| " + " | ".join(map(str, [seed, kind, *points, f"{seconds[kind]:.1f}", *shares, *ages])) + " |", flush=True)
+    print(f"seed {seed}: beside takes {seconds['beside'] / seconds['in turn']:.2f} of the time in turn", flush=True)
+
+
+FLAGS = flags.FLAGS
+
+if __name__ == "__main__":
+  flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
+  flags.DEFINE_integer("updates", 15, "Updates of practice.")
+  flags.DEFINE_float("step_seconds", 0.2, "What a step of an environment takes.")
+  flags.DEFINE_integer("slots", 64, "Environments.")
+  flags.DEFINE_string("out", "runs/asynchrony", "Where the runs go.")
+  app.run(main)
