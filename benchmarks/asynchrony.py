@@ -28,7 +28,7 @@ KINDS = {
 
 def train(workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
   command = [sys.executable, "train.py", "--config=configs/android.py", f"--workdir={workdir}", f"--config.seed={seed}"]
-  command += [f"--config.{o}" for o in overrides]
+  command += [o if o.startswith("--") else f"--config.{o}" for o in overrides]
   workdir.mkdir(parents=True, exist_ok=True)
   with open(workdir / "log.txt", "ab") as log:
     done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)

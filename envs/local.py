@@ -128,8 +128,8 @@ class Keeper:
 class LocalRemote:
   """One worker process. `send` and `receive` never wait; `receive` raises EOFError once the process is gone."""
 
-  def __init__(self, backend: LocalBackend, log_lines: int):
-    self.backend, self._reader, self._out = backend, Reader(), bytearray()
+  def __init__(self, backend: LocalBackend, slot: int, log_lines: int):
+    self.backend, self.slot, self._reader, self._out = backend, slot, Reader(), bytearray()
     self.socket, theirs = socket.socketpair()
     self.screen = SharedScreen(unnamed_file())
     read, write = os.pipe()
@@ -152,7 +152,9 @@ class LocalRemote:
     """Runs in the keeper. The screen's own descriptor is handed over as it is."""
     passed = (theirs, self.screen.fd)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    # PRACTICE_COMPUTER: what tells computers apart, for ports, folders and luck
+    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PRACTICE_COMPUTER": str(self.slot)}
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | os.environ | own
     popen = subprocess.Popen(
       [sys.executable, "-P", "-m", "envs.worker", str(theirs), str(self.screen.fd), str(os.getpid())], pass_fds=passed, env=environment,
       stdin=subprocess.DEVNULL, stdout=write, stderr=write, start_new_session=True,
@@ -253,7 +255,7 @@ class LocalBackend:
     self.remotes: set[LocalRemote] = set()
 
   def start(self, slot: int) -> LocalRemote:
-    remote = LocalRemote(self, self.log_lines)
+    remote = LocalRemote(self, slot, self.log_lines)
     self.remotes.add(remote)
     self.selector.register(remote, selectors.EVENT_READ, remote)
     return remote

@@ -369,4 +369,4 @@ def test_chaos(tmp_path):
   finally:
     pool.close()
   assert len(seen) > 20 and not left_over(seen)
-  assert {s.state for s in pool.slots} == {State.COLD}
+  assert all(s.remote is None and s.state in (State.COLD, State.BROKEN) for s in pool.slots)
