@@ -58,6 +58,9 @@ class Session:
         raise ValueError(f"{folder} holds checkpoints but none is whole: nothing was touched; --fresh starts anew beside it")
       return None
     tree, saved, _ = self.checkpoints.restore(target)
+    if lacking := sorted(self.parts.keys() - saved.get("parts", {}).keys()):
+      folder = self.checkpoints.directory
+      raise ValueError(f"the checkpoint in {folder} holds no {', '.join(lacking)}: another version wrote it; --fresh starts anew beside it")
     self._held = {name: state for name, state in saved["parts"].items() if name not in self.parts}
     for name, part in self.parts.items():
       part.restore(saved["parts"][name])
