@@ -223,19 +223,6 @@ class LocalRemote:
       return
     self.ended = True
     self.backend.leave(self)
-    self.backend.keeper.ask(self._kill)
-
-  def _kill(self) -> None:
-    """Runs in the keeper."""
-    try:
-      others = processes.family(self.pid)
-      processes.send_group(self.pid, self.started, signal.SIGKILL)
-      for pid, start in others:
-        processes.send(pid, start, signal.SIGKILL)
-    finally:
-      self.socket.close()  # not before: a worker ends itself at a hang-up, and its descendants could not be found any more
-      self.screen.close()
-      self.backend.keeper.dying.append((self.popen, self.log))
 
 
 class LocalBackend:
@@ -253,6 +240,7 @@ class LocalBackend:
     self.log_lines = log_lines
     self.selector, self.keeper = selectors.DefaultSelector(), Keeper()
     self.remotes: set[LocalRemote] = set()
+    self.doomed: collections.deque[LocalRemote] = collections.deque()
 
   def start(self, slot: int) -> LocalRemote:
     remote = LocalRemote(self, slot, self.log_lines)
@@ -274,9 +262,28 @@ class LocalBackend:
     return out
 
   def leave(self, remote: LocalRemote) -> None:
-    """The end of talking to this one."""
+    """The end of this one: nothing of it is heard any more, and the keeper will kill it."""
     self.selector.unregister(remote)
     self.remotes.discard(remote)
+    self.doomed.append(remote)
+    self.keeper.ask(self._end_doomed)
+
+  def _end_doomed(self) -> None:
+    """Runs in the keeper: kills all that are doomed by now, and what they started, found by one look at all processes."""
+    ended = [self.doomed.popleft() for _ in range(len(self.doomed))]
+    if not ended:
+      return
+    try:
+      others = processes.family(*(remote.pid for remote in ended))
+      for remote in ended:
+        processes.send_group(remote.pid, remote.started, signal.SIGKILL)
+      for pid, start in others:
+        processes.send(pid, start, signal.SIGKILL)
+    finally:
+      for remote in ended:
+        remote.socket.close()  # not before: a worker ends itself at a hang-up, and its descendants could not be found any more
+        remote.screen.close()
+        self.keeper.dying.append((remote.popen, remote.log))
 
   def close(self, seconds: float = 2.0) -> None:
     """Terminates what is left, then kills it, and waits until all of it is collected."""

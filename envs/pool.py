@@ -227,7 +227,10 @@ class Pool(Fleet):
       lease.running, lease.error, lease.slot = False, errors.LeaseLost("the pool was closed"), None
     self.leased = 0
     left = dict(self._by_remote)
-    for remote in list(left):
+    for remote, slot in list(left.items()):
+      if slot.call is not None and slot.call.op == "boot":
+        self._finish(left, remote)  # it has nothing to close yet, and would not listen
+        continue
       try:
         remote.send({"op": "close", "id": 0, "token": 0})
       except OSError:

@@ -29,15 +29,16 @@ def alive(pid: int, start: int | None) -> bool:
   return stat is not None and stat[0] not in "ZX" and (start is None or int(stat[19]) == start)
 
 
-def family(pid: int) -> list[tuple[int, int]]:
-  """(pid, start time) of every other process in the session that `pid` leads, and of all descendants of `pid`."""
+def family(*pids: int) -> list[tuple[int, int]]:
+  """(pid, start time) of every other process in the sessions that these lead, and of all their descendants. One look at all there is."""
   stats = {int(p.name): stat for p in PROC.glob("[0-9]*") if (stat := _stat(int(p.name))) is not None}
-  found = {p for p, stat in stats.items() if int(stat[3]) == pid}
-  more = {pid}
+  leaders = set(pids)
+  found = {p for p, stat in stats.items() if int(stat[3]) in leaders}
+  more = leaders
   while more:
-    more = {p for p, stat in stats.items() if int(stat[1]) in more} - found - {pid}
+    more = {p for p, stat in stats.items() if int(stat[1]) in more} - found - leaders
     found |= more
-  return [(p, int(stats[p][19])) for p in sorted(found - {pid})]
+  return [(p, int(stats[p][19])) for p in sorted(found - leaders)]
 
 
 def send(pid: int, start: int | None, what: signal.Signals) -> bool:

@@ -259,9 +259,10 @@ def test_answers_to_an_old_lease_or_call_are_dropped(make):
   assert new.token > lease.token and pool.counts["dropped_answers"] == 1
   new.submit_reset(TASK)
   worker.inbox.insert(0, {"id": 1, "token": lease.token, "result": {"nonsense": 1}})
-  worker.inbox.insert(0, worker.inbox[-1] | {"token": lease.token})  # the right number under the old token
+  old = {"screen": {}, "obs": {}, "info": "of an old lease"}
+  worker.inbox.insert(0, worker.inbox[-1] | {"token": lease.token, "result": old})  # the right number under the old token
   ((who, result),) = pool.wait(1)
-  assert who is new and result.error is None and pool.counts["dropped_answers"] == 3
+  assert who is new and result.value[1] == {"notes": {}} and pool.counts["dropped_answers"] == 3
   with pytest.raises(errors.LeaseLost, match="was released"):
     lease.step("late")
   assert worker.ops() == ["boot", "reset", "step", "reset"] and pool.ledger()["abandoned"] == 1 and conserved(pool)

@@ -90,11 +90,16 @@ def test_too_many_faults_within_the_window_take_a_computer_out(make):
 
 
 def test_a_quarantine_may_end(make):
-  pool, world = make(quarantine_faults=1, quarantine=500.0)
-  world.remotes[0].die()
-  pool.wait(0)
+  pool, world = make(quarantine_faults=2, quarantine=500.0, backoff=0.0)
+  for _ in range(2):
+    pool.lease()
+    world.remotes[-1].die()
+    pool.wait(0)
   assert states(pool) == [State.QUARANTINED]
   assert pool.lease().slot.index == 0 and world.now == 1500.0
+  world.remotes[-1].die()
+  pool.wait(0)
+  assert states(pool) != [State.QUARANTINED]  # what came before does not count, although it is within the window
 
 
 def test_an_idle_worker_is_asked_whether_it_is_there(make):
