@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import gymnasium as gym
 import ml_collections
@@ -97,7 +98,8 @@ def vocabulary(computer: str) -> tuple[list[str], tuple[int, int]]:
   return module.pieces(), (module.WIDTH, module.HEIGHT)
 
 
-_seeds = itertools.count()  # of slow computers: which episodes are slow differs from one to the next
+# of slow computers: which episodes are slow differs from one to the next, in processes of their own too (envs/worker.py)
+_seeds = itertools.count(int(os.environ.get("PRACTICE_COMPUTER", "0")))
 
 for _name, _computer in (("Phone", "sim/phone"), ("Desktop", "sim/desktop")):
   gym.register(f"practice/{_name}-v0", entry_point="envs.sim.base:SimEnv", kwargs={"computer": _computer})
