@@ -31,7 +31,7 @@ def defaults() -> ml_collections.ConfigDict:
       "group_size": 8,  # tries a task; nothing is compared inside, it is only what is sampled together
       "variant": "paper",  # paper (squared error) or code (binarised credit, Smooth-L1, positives only)
       "lam": 0.5,  # share of the critic's one-step jump in a step's credit
-      "beta": 1.0,  # pull to the reference: the target log-ratio is credit / beta
+      "beta": 0.2,  # pull to the reference: the target log-ratio is credit / beta (the paper tried 0.01 to 10; 1.0 hardly moves here)
       "average": "sum",  # a step's log-ratio: "sum" over its tokens (paper) or their "mean"
       "reference_every": 4,  # updates a phase
       "low": 0.5,  # perplexity band of replayed actions, as a probability: 0.5 to 0.95 is perplexity 2.0 to 1.053
