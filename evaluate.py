@@ -99,6 +99,8 @@ class World(NamedTuple):
 def build(cfg: ml_collections.ConfigDict) -> World:
   """The parts a config names, all sizes checked, nothing started."""
   computer = cfg.env.computer
+  if cfg.policy.name not in cfg.policy:
+    raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny' only")
   suite = find("envs", computer.split("/")[0], having="make")
   suite.check(cfg.env)
   pieces, size = suite.vocabulary(computer)
@@ -157,15 +159,24 @@ def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list
   )  # fmt: skip
 
 
-def copied(cfg, policy: Policy) -> tuple[Any, dict]:
-  """(parameters, scores by name) of the policy that another run, the folder cfg.copy.start, copied: practice starts from there, so
-  that algorithms are compared from one start. ValueError where that run's environment or policy differ from this one's."""
+def check_start(cfg) -> None:
+  """ValueError unless cfg.copy.start, where it is given, is a run that has copied in this run's environment with its policy."""
+  if not cfg.copy.start:
+    return
   workdir = pathlib.Path(cfg.copy.start)
   theirs, ours = config_lib.read_config(workdir), config_lib.resolved(cfg)
+  if not (workdir / "copied").is_dir():
+    raise ValueError(f"copy.start is {workdir}, a run that has not finished copying: wait for it, or give another")
   for part in ("env", "policy"):
     if theirs[part] != ours[part]:
       names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k)]
       raise ValueError(f"copy.start is {workdir}, whose {part} differs from this run's in {', '.join(names)}: give the same, or copy anew")
+
+
+def copied(cfg, policy: Policy) -> tuple[Any, dict]:
+  """(parameters, scores by name) of the policy that another run, the folder cfg.copy.start, copied: practice starts from there, so
+  that algorithms are compared from one start. `check_start` says whether it can be."""
+  workdir = pathlib.Path(cfg.copy.start)
   with Checkpointer(workdir / "copied") as checkpoints:
     target = {"states": {"policy": {"params": jax.eval_shape(policy.init, jax.random.key(0))}}}
     tree, host, _ = checkpoints.restore(target, partial=True)
@@ -222,6 +233,15 @@ def main(argv: list[str]) -> int:
 
 FLAGS = flags.FLAGS
 
+
+def parse(argv: list[str]) -> list[str]:
+  """absl's own parser, with one line instead of a usage page."""
+  try:
+    return FLAGS(argv)
+  except flags.Error as error:
+    raise ValueError(str(error)) from error
+
+
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
   flags.DEFINE_integer("tries", 4, "Episodes per task at temperature 1.0.", lower_bound=1)
@@ -229,7 +249,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("seed", 0, "Shifts the sampling keys: other seeds measure the same policy again.", lower_bound=0)
   flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
   try:
-    app.run(main)
+    app.run(main, flags_parser=parse)
   except (ValueError, OSError) as error:
     print(f"evaluate.py: {config_lib.one_line(error)}", file=sys.stderr)
     sys.exit(config_lib.EXIT_USAGE)

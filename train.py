@@ -3,8 +3,7 @@
   python train.py --config=configs/osworld.py [--workdir=runs/osworld] [--fresh] [--config.seed=1 ...]
 
   Task -> Env -> Step -> Episode -> Group -> Credit -> Batch -> loss -> TrainState -> Weights(version) -> Sampler -> Step ...
-Exit codes: 0 done; 2 something given cannot be run (one line says what); 1 training broke down; 75 stopped by SIGTERM or
-Ctrl-C after saving: the same command goes on.
+Exit codes: 0 done; 1 training broke down; 2 something given cannot be run (one line says what); 75 stopped by a signal after saving.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from rollout.replay import Replay
 from rollout.sampler import Sampler
 from rollout.source import make as make_source
 from rollout.store import EpisodeStore
+from rollout.stream import StreamBroken
 from rollout.taskgen import Evolution
 from rollout.trajectories import read_trajectories
 
@@ -285,11 +285,8 @@ def conclude(run: Run, params) -> None:
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
 
-def train(run: Run) -> None:
+def train(run: Run, demo_items: list[PackItem]) -> None:
   cfg, facts = run.cfg, run.facts
-  episodes = read_trajectories(cfg.copy.path) if cfg.copy.path else run.world.demonstrations(cfg.copy.demonstrations, cfg.seed)
-  demo_items = demos.items(episodes, run.policy)
-  print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
   learner = jax.jit(lambda key: run.learner(run.policy.init(key), copying=True))(jax.random.key(cfg.seed))
   if (saved := run.session.restore(learner)) is not None:
     learner, facts = saved, run.facts
@@ -327,19 +324,22 @@ def main(argv: list[str]) -> int:
     if (workdir / "summary.json").exists():
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
+    evaluate.check_start(cfg)
+    episodes = read_trajectories(cfg.copy.path) if cfg.copy.path else run.world.demonstrations(cfg.copy.demonstrations, cfg.seed)
+    demo_items = demos.items(episodes, run.policy)
     lock = hold(workdir)  # one process a workdir, until the end
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):
       print(f"changed since the last session here: {change}")
-    print(base.banner(cfg, workdir), flush=True)
+    print(f"{base.banner(cfg, workdir)}\n{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
     with lock, run.stop, run.session.checkpoints:
-      train(run)
+      train(run, demo_items)
   except Stop:
     print(f"stopped after saving: the same command with --workdir={workdir} and without --fresh goes on", flush=True)
     return EXIT_STOPPED
   except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
-  except (FloatingPointError, NoTaskLeft) as error:
+  except (FloatingPointError, NoTaskLeft, StreamBroken) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1
   return 0

@@ -1,7 +1,7 @@
 """The policy objective of the group methods from its parts: ratio unit, surrogate, correction, KL term, average.
 
-An algorithm's file sets the parts it is known by; any other combination is a config away. algorithms.md's section on the
-config matrix names them; docs/algorithms.md has the equations. Everything is one sum, one count, one division.
+An algorithm's file sets the parts it is known by; any other combination is a config away. docs/algorithms.md
+has the equations, and says which combination is which paper's. Everything is one sum, one count, one division.
 """
 
 from __future__ import annotations

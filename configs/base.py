@@ -70,6 +70,8 @@ def smoke(cfg: ml_collections.ConfigDict) -> None:
   cfg.practice.updates = 12
   cfg.eval.update({"tries": 2, "every": 5})
   cfg.save.update({"every": 5, "copy_every": 300})
+  if "offline" in cfg.agent:
+    cfg.agent.offline = min(cfg.agent.offline, 4)
 
 
 def lock(cfg: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -81,10 +83,10 @@ def check(cfg) -> None:
   """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
   p, c = cfg.practice, cfg.copy
   wanted = {
-    "seed": (cfg.seed, 0 <= cfg.seed < 2**63, "0 or more, below 2^63"),
+    "seed": (cfg.seed, 0 <= cfg.seed < 2**62, "0 or more, below 2^62"),
     "copy.demonstrations": (c.demonstrations, c.demonstrations >= 1, "1 or more episodes"),
     "copy.updates": (c.updates, c.updates >= 1, "1 or more"),
-    "copy.batch": (c.batch, c.batch >= 1, "1 or more steps"),
+    "copy.batch": (c.batch, 1 <= c.batch <= 65536, "1 to 65536 steps"),
     "copy.lr": (c.lr, 0 < c.lr < 1, "a number between 0 and 1"),
     "practice.updates": (p.updates, p.updates >= 0, "0 or more"),
     "practice.groups": (p.groups, p.groups >= 1, "1 or more groups an update"),
@@ -106,7 +108,7 @@ def check(cfg) -> None:
     "critic.lr": (cfg.critic.lr, 0 < cfg.critic.lr < 1, "a number between 0 and 1"),
     "critic.warmup": (cfg.critic.warmup, cfg.critic.warmup >= 0, "0 or more optimiser steps"),
     "critic.weight_decay": (cfg.critic.weight_decay, 0 <= cfg.critic.weight_decay < 1, "a number from 0 to 1"),
-    "practice.slots": (p.slots, p.slots >= 1, "1 or more environments"),
+    "practice.slots": (p.slots, 1 <= p.slots <= 16384, "1 to 16384 environments"),
     "practice.max_skipped": (p.max_skipped, p.max_skipped >= 1, "1 or more"),
     "eval.tries": (cfg.eval.tries, cfg.eval.tries >= 1, "1 or more episodes a task"),
     "eval.every": (cfg.eval.every, cfg.eval.every >= 0, "0 (only at the end) or more updates"),
@@ -118,15 +120,18 @@ def check(cfg) -> None:
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
   curriculum.check(cfg.curriculum)
-  if cfg.agent.minibatch % p.micro_batches:
-    raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.minibatch ({cfg.agent.minibatch})")
-  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint), ("copy.path", c.path),
-                     ("copy.start", c.start)):  # fmt: skip
-    if path and not os.path.exists(path):
-      raise ValueError(f"{name} is {path}: there is no such file or folder")
+  for name in ("minibatch", "critic_minibatch"):
+    if cfg.agent.get(name, 0) % p.micro_batches:
+      raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
+  for name in ("offline", "pretrain_updates"):
+    if 0 < p.updates <= cfg.agent.get(name, 0):
+      raise ValueError(f"agent.{name} is {cfg.agent[name]} of practice.updates={p.updates}: none would be left to learn in, wanted fewer")
   for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint)):
     if path:
-      raise ValueError(f"{name} is set, but this version has the embedded default only: leave it empty")
+      raise ValueError(f"{name} is {path}, but this version has the embedded default only: leave it empty")
+  for name, path in (("copy.path", c.path), ("copy.start", c.start)):
+    if path and not os.path.exists(path):
+      raise ValueError(f"{name} is {path}: there is no such file or folder")
 
 
 def banner(cfg: ml_collections.ConfigDict, workdir) -> str:

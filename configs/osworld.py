@@ -2,7 +2,7 @@
 
   python train.py --config=configs/osworld.py                 the embedded default: a simulated desktop, a tiny policy
   python train.py --config=configs/osworld.py:smoke           the same, cut down for CI
-  python train.py --config=configs/osworld.py:out_of_reach    adds the pop-up whose way out copying never finds
+  python train.py --config=configs/osworld.py:out_of_reach    only the pop-up whose way out copying never finds
   python train.py --config=configs/osworld.py:agent=gspo      another algorithm, with its own defaults
 
 Hardware: 2 CPU cores, under 4 GiB. Expected hours and scores: README's table; how they were measured: docs/log.md.

@@ -7,7 +7,7 @@
 Every phase of agent.reference_every updates the reference is the policy as the phase began, and new tasks are written from those
 that failed, kept where the critic's value of their first screen lies between 0.05 and 0.75 and the scripted expert can do them.
 Published: 8 phases of 500 new instructions, lambda 0.5, replay band 1.053 to 2.0, old data at most twice the new; Llama-3.1-8B
-from 4.8 to 42.4 on WebArena-Lite's 165 tasks. Hardware: 2 CPU cores, under 4 GiB. What the embedded default scores: docs/log.md.
+from 4.8 to 42.4 on WebArena-Lite's 165 tasks. Hardware: 2 CPU cores, under 4 GiB. A whole run of the embedded default: not yet made.
 Real Chromium and WebArena: not run, not yet supported.
 """
 

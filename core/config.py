@@ -172,6 +172,9 @@ def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
 
 def same_run(workdir: str | os.PathLike, config: ConfigDict) -> None:
   """ConfigError if a run stands in workdir whose identity (config, seed, environment, policy, copying, agent) differs."""
+  stands = next(p for p in (pathlib.Path(os.path.abspath(workdir)), *pathlib.Path(os.path.abspath(workdir)).parents) if p.exists())
+  if not stands.is_dir():
+    raise ConfigError(f"--workdir is {workdir}, but {stands} is a file: give a folder")
   if not (pathlib.Path(workdir) / "config.json").exists():
     return
   changed = differences({"config": read_config(workdir)}, {"config": resolved(config)})

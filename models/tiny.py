@@ -168,6 +168,9 @@ def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[i
   """A tiny policy for one vocabulary and one screen size (W, H)."""
   tokenizer = Tokenizer(pieces)
   width, height = screen_size
+  for name in ("width", "layers", "heads", "mlp", "patch", "patch_width", "window", "stride", "max_goal", "max_action"):
+    if cfg[name] < 1:
+      raise ValueError(f"policy.tiny.{name} is {cfg[name]}, wanted 1 or more")
   if width % cfg.patch or height % cfg.patch:
     raise ValueError(f"policy.tiny.patch is {cfg.patch}: the screen of {width} x {height} pixels is not a multiple of it")
   if cfg.width % cfg.heads:

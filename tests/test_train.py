@@ -256,6 +256,17 @@ BAD = [
   (["--config.copy.start=no/such/run"], "no/such/run"),
   (["--config.practice.micro_batches=3"], "micro_batches"),
   (["--config.practice.micro_batches=0"], "micro_batches"),
+  (["--config.practice.slots=100000000"], "slots"),
+  (["--config.copy.batch=1000000000"], "copy.batch"),
+  (["--config.policy.tiny.heads=0"], "heads"),
+  (["--config.policy.tiny.stride=0"], "stride"),
+  (["--config.policy.tiny.width=-64"], "width"),
+  (["--config.policy.tiny.max_action=2"], "max_action"),
+  (["--config.policy.name=small"], "policy.name"),
+  (["--config.env.computer=sim/tablet"], "sim/phone or sim/desktop"),
+  (["--config.seed=9223372036854775807"], "seed"),
+  (["--config.copy.start=docs"], "config.json"),
+  (["--config.copy.path=docs/log.md"], "log.md"),
   (["--config.critic.lr=0"], "critic.lr"),
   (["--config.curriculum.order=critic"], "step critic"),
   (["--config.curriculum.rest_after=-1"], "rest_after"),
@@ -281,6 +292,18 @@ def test_bad_input_is_one_clear_line_before_anything_is_made(tmp_path, capsys, e
   said = capsys.readouterr()
   assert said.err.count("\n") == 1 and says in said.err and "Traceback" not in said.err
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("config, knob, says", [
+  ("configs/android.py:agent=dpo", "agent.offline=50", "agent.offline is 50 of practice.updates=50"),
+  ("configs/uitars2.py", "agent.pretrain_updates=40", "agent.pretrain_updates is 40"),
+  ("configs/android.py:agent=digirl", "practice.micro_batches=256", "agent.critic_minibatch (128)"),
+])  # fmt: skip
+def test_a_run_that_could_never_learn_is_refused(tmp_path, capsys, config, knob, says):
+  argv = ["train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", f"--config.{knob}"]
+  assert train.main(argv) == config_lib.EXIT_USAGE
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1 and says in said and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("config,says", [
@@ -335,7 +358,8 @@ def test_a_workdir_that_is_a_file_is_one_line(tmp_path, capsys):
   (tmp_path / "file").write_text("x")
   for workdir in (tmp_path / "file", tmp_path / "file" / "x"):
     assert train.main(command(workdir)) == config_lib.EXIT_USAGE
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "is a file: give a folder" in said
 
 
 def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, capsys):
@@ -447,4 +471,7 @@ def test_evaluate_runs_from_the_workdir_alone(straight):
   assert "held_out" in done.stdout and "4 tasks" in done.stdout and "ended by" in done.stdout
   wrong = [sys.executable, "evaluate.py", f"--workdir={straight.parent}"]
   bad = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-  assert bad.returncode != 0 and bad.stderr.count("\n") == 1 and "config.json" in bad.stderr
+  assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "config.json" in bad.stderr
+  for wrong in (["--trys=8"], ["--tries=0", f"--workdir={straight}"]):
+    bad = subprocess.run([sys.executable, "evaluate.py", *wrong], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert bad.returncode == 2 and bad.stderr.count("\n") == 1, bad.stderr

@@ -21,7 +21,7 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "popup_chance": 0.25,  # per step while none is open; demonstrations always use 0
       "popup_most": 1,  # pop-ups an episode
-      "popup_kinds": KINDS,  # add "corner" for the kind whose way out copying never finds by chance
+      "popup_kinds": KINDS,  # ("corner",) for the kind whose way out copying never finds by chance
       "drift": 0,  # pixels by which the phone's browser was redesigned since the demonstrations, 0 to 12
       "step_seconds": 0.0,  # a step of practice takes so long, as on a real computer; 0 = as fast as it can
       "slow_share": 0.1,  # of the episodes take slow_factor times that, while step_seconds is above 0
@@ -35,6 +35,8 @@ def defaults() -> ml_collections.ConfigDict:
 
 def check(cfg: ml_collections.ConfigDict) -> None:
   """Domains of the knobs; each failure one line, before any costly work."""
+  if cfg.get("computer", "sim/phone") not in ("sim/phone", "sim/desktop"):
+    raise ValueError(f"env.computer is {cfg.computer!r}, wanted sim/phone or sim/desktop")
   popup_rule(cfg, 1.0)
   if not 0 <= cfg.drift <= 12:
     raise ValueError(f"env.drift is {cfg.drift}, wanted 0 to 12 pixels: further down the last search result leaves the screen")
