@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 
 from agents.base import Agent, Phase, keep_all, select_scored
+from core.knobs import require
 from core.schema import Credit
 from losses.advantages import digirl_code_credit, simplified_gae
 from losses.policy import imitation_loss
@@ -50,9 +51,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "filter_h": (cfg.filter_h in ("limit", "length"), "limit or length"),
     "probability": (len(cfg.probability) == 2 and 0 < cfg.probability[0] < cfg.probability[1] <= 1, "two probabilities, rising"),
   } | {k: (cfg[k] >= 1, "1 or more") for k in ("group_size", "store", "critic_epochs", "critic_minibatch", "epochs", "minibatch")}
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
+  require("agent", cfg, wanted)
 
 
 def step_push(cfg, value_H1: np.ndarray, reward: float) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from agents import objective
 from agents.base import Agent, Phase, episode_credit, keep_all, select_groups
+from core.knobs import require
 from core.schema import End, Episode, EpisodeScores, Group
 from losses.advantages import group_advantages
 from losses.rewards import shortest_path_reward, soft_overlong_penalty
@@ -50,9 +51,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "epochs": (cfg.epochs >= 1, "1 or more"),
     "minibatch": (cfg.minibatch >= 1, "1 or more token records"),
   }
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
+  require("agent", cfg, wanted)
   objective.check(cfg)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from core.knobs import require
 from core.segments import Total, segment_gather, segment_mean, segment_sum
 from core.state import Batch, Scores
 from losses.correction import approximate_old_logp, geometric_reject, k3_reject, off_policy_mask, sequence_weight
@@ -77,9 +78,7 @@ def check(cfg) -> None:
     "reference_every": (cfg.reference_every >= 1, "1 or more updates"),
     "reference_mix": (0 < cfg.reference_mix <= 1, "a share above 0, at most 1"),
   }
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
+  require("agent", cfg, wanted)
   _check_together(cfg)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from agents import objective
 from agents.base import Agent, Phase, keep_all, select_scored
 from agents.values import gae_credit
+from core.knobs import require
 from core.schema import End
 from core.segments import Total
 from losses.advantages import length_adaptive_lambda
@@ -62,9 +63,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "critic_epochs": (cfg.critic_epochs >= 1, "1 or more: ppo needs its critic"),
     "minibatch": (cfg.minibatch >= 1, "1 or more token records"),
   }
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
+  require("agent", cfg, wanted)
   objective.check(cfg)
   if cfg.ratio != "token":
     raise ValueError(f"agent.ratio is {cfg.ratio}: ppo pushes every token by itself, wanted token")

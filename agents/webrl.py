@@ -16,6 +16,7 @@ import numpy as np
 
 from agents.base import Agent, Phase, keep_all, select_scored
 from agents.digirl import critic_loss
+from core.knobs import require
 from core.schema import Credit, Episode, EpisodeScores
 from core.segments import segment_mean, segment_sum
 from core.stats import action_probabilities, perplexity_keep
@@ -59,9 +60,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   }
   counts = "group_size reference_every store critic_epochs critic_minibatch epochs minibatch"
   wanted |= {k: (cfg[k] >= 1, "1 or more") for k in counts.split()}
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"agent.{name} is {cfg[name]}, wanted {want}")
+  require("agent", cfg, wanted)
 
 
 def replayed_steps(cfg, episode: Episode, scores: EpisodeScores) -> np.ndarray:

@@ -18,6 +18,14 @@ def is_validation(episode: Episode, share: float = 0.2) -> bool:
   return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
+def draw_steps(episodes: list[Episode], rng: np.random.Generator, n: int) -> list[tuple[Episode, int]]:
+  """n pairs (episode, index of one of its steps), every step of the episodes as likely as any other, with replacement."""
+  ends = np.cumsum([len(e.steps) for e in episodes], dtype=np.int64)
+  drawn = rng.integers(int(ends[-1]), size=n) if n else np.zeros(0, np.int64)
+  places = np.searchsorted(ends, drawn, side="right")
+  return [(episodes[i], int(d - ends[i] + len(episodes[i].steps))) for i, d in zip(places.tolist(), drawn.tolist())]
+
+
 class Buffer:
   """The latest episodes that together have at most `capacity_steps` steps; the oldest leave first, whole.
 
@@ -78,7 +86,4 @@ class Buffer:
     episodes = self.episodes(part)
     if not episodes and n:
       raise ValueError(f"the buffer's part {part!r} has no step to sample: store episodes first")
-    ends = np.cumsum([len(e.steps) for e in episodes], dtype=np.int64)
-    drawn = rng.integers(int(ends[-1]), size=n) if n else np.zeros(0, np.int64)
-    places = np.searchsorted(ends, drawn, side="right")
-    return [(episodes[i], int(d - ends[i] + len(episodes[i].steps))) for i, d in zip(places.tolist(), drawn.tolist())]
+    return draw_steps(episodes, rng, n)

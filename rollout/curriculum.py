@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from core.knobs import require
 from core.schema import Group, Task
 from core.stats import chance_of_a_pass, teaching_share
 
@@ -65,9 +66,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "tries_lowest": (2 <= cfg.tries_lowest <= cfg.tries_highest, "2 to curriculum.tries_highest: one try has nothing to be compared with"),
     "memory": (cfg.memory >= 1, "1 or more visits"),
   }  # fmt: skip
-  for name, (good, want) in wanted.items():
-    if not good:
-      raise ValueError(f"curriculum.{name} is {cfg[name]}, wanted {want}")
+  require("curriculum", cfg, wanted)
   if cfg.solvable_tries and cfg.solvable_lowest > cfg.solvable_tries:
     raise ValueError(f"curriculum.solvable_lowest is {cfg.solvable_lowest}, wanted at most solvable_tries ({cfg.solvable_tries})")
 

@@ -12,7 +12,7 @@ from core.schema import Credit, Episode, EpisodeScores, Group, Task
 from core.state import Batch, StepBatch
 from models.base import Policy
 from rollout import scoring
-from rollout.buffer import Buffer
+from rollout.buffer import Buffer, draw_steps
 from rollout.gather import Gathered
 
 
@@ -86,11 +86,8 @@ class Feed:
 
   def draw_steps(self, episodes: list[Episode], size: int) -> StepBatch:
     """Steps of the episodes with how they ended, every step as likely as any other: what a critic of steps learns from."""
-    ends = np.cumsum([len(e.steps) for e in episodes])
     pairs, words, labels = [], [], []
-    for place in self.rng.integers(int(ends[-1]), size=size):
-      i = int(np.searchsorted(ends, place, side="right"))
-      episode, h = episodes[i], int(place - ends[i] + len(episodes[i].steps))
+    for episode, h in draw_steps(episodes, self.rng, size):
       pairs.append(tuple(self.policy.image(episode.steps[k].screen.pixels) for k in (max(h - 1, 0), h)))
       words.append(scoring.goal_tokens(episode))
       labels.append(float(episode.success))
