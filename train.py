@@ -20,14 +20,14 @@ import numpy as np
 import optax
 
 import evaluate
-from agents.base import copy_loss
+from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
 from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
-from core.optimiser import check_finite, follow, make_optimiser
+from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, shape_for, useful_share
 from core.session import Session
 from core.state import Batch, Scores, TrainState, Weights

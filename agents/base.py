@@ -15,6 +15,7 @@ import numpy as np
 from core.schema import Credit, Episode, Group
 from core.segments import Total
 from core.state import Batch, Scores
+from losses.kl import moving_reference
 from losses.policy import imitation_loss
 from losses.reduce import token_mean
 
@@ -135,3 +136,14 @@ def copy_loss(scores: Scores, batch: Batch) -> tuple[Total, dict[str, Total]]:
   mask = batch.is_action.reshape(-1)
   loss = token_mean(imitation_loss(scores.logp.reshape(-1), mask), mask)
   return loss, {"policy/entropy": token_mean(scores.entropy.reshape(-1), mask)}
+
+
+def follow(learner: dict, done: int, rule: tuple[str, int, float] | None) -> None:
+  """Moves the reference policy, after update `done`, by an algorithm's rule (kind, every, mix): "fixed" stays, "phase" becomes
+  the policy itself every `every` updates, "moving" then takes a share `mix` of it."""
+  kind, every, mix = rule or ("fixed", 1, 1.0)
+  if kind == "fixed" or done % every:
+    return
+  share = 1.0 if kind == "phase" else mix
+  frozen, policy = learner["frozen"], learner["states"]["policy"].params
+  frozen["reference"] = moving_reference(frozen["reference"], policy, share)

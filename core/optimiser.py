@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import optax
 
 
@@ -21,14 +20,3 @@ def check_finite(out: dict, most: int) -> None:
   """Stops for good after too many refused steps in a row: something is broken, and going on would not mend it."""
   if int(out["skipped"]) >= most:
     raise FloatingPointError(f"{int(out['skipped'])} optimiser steps in a row had a loss or gradient that is not finite: stopped")
-
-
-def follow(learner: dict, done: int, rule: tuple[str, int, float] | None) -> None:
-  """Moves the reference policy, after update `done`, by an algorithm's rule (kind, every, mix): "fixed" stays, "phase" becomes
-  the policy itself every `every` updates, "moving" then takes a share `mix` of it."""
-  kind, every, mix = rule or ("fixed", 1, 1.0)
-  if kind == "fixed" or done % every:
-    return
-  share = 1.0 if kind == "phase" else mix
-  frozen, policy = learner["frozen"], learner["states"]["policy"].params
-  frozen["reference"] = jax.tree.map(lambda old, new: (1.0 - share) * old + share * new, frozen["reference"], policy)

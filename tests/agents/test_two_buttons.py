@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import train
+from agents.base import follow
 from core.find import available, find
-from core.optimiser import follow
 from core.pack import shape_for
 from core.schema import SUCCESS, Action, End, Episode, Limits, Screen, Step, Task, Unreadable
 from core.session import Session

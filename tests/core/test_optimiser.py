@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.optimiser import check_finite, follow, make_optimiser
+from agents.base import follow
+from core.optimiser import check_finite, make_optimiser
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
