@@ -10,6 +10,8 @@ it, and reading takes time linear in its length.
 
 args by kind:
   phone    tap point · swipe start end · type text enter · press key · answer text · wait finish fail
+  digirl   as phone, without answer
+  androidworld  as phone, and double_tap long_press point · open_app app · type with point, clear
   desktop  click left_double right_single point · drag start end · hotkey keys · type text enter ·
            scroll point direction · finished text · wait fail call_user
   web      click right_click hover element · type element text enter · select element option · press keys ·
@@ -24,7 +26,7 @@ import difflib
 from types import ModuleType
 
 from core.schema import Action, Unreadable
-from envs.grammars import desktop, phone, points, web
+from envs.grammars import androidworld, desktop, digirl, phone, points, web
 from envs.grammars.lex import FORBIDDEN, SPACE, Bad
 from envs.grammars.points import MODES, input_scale
 
@@ -33,7 +35,7 @@ __all__ += ["KINDS", "ENDS", "SPELLINGS", "REFUSED", "CHARSET", "MAX_CHARS"]
 
 MAX_CHARS = 32_768  # a longer reply is unreadable without being read
 
-GRAMMARS: dict[str, ModuleType] = {"phone": phone, "desktop": desktop, "web": web}
+GRAMMARS: dict[str, ModuleType] = {"phone": phone, "digirl": digirl, "androidworld": androidworld, "desktop": desktop, "web": web}
 KINDS: dict[str, tuple[str, ...]] = {name: module.KINDS for name, module in GRAMMARS.items()}
 ENDS: frozenset[str] = frozenset(kind for module in GRAMMARS.values() for kind in module.ENDS)
 SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {name: module.SPELLINGS for name, module in GRAMMARS.items()}

@@ -201,7 +201,12 @@ def test_p2_anything_else_is_unreadable_and_fast(grammar):
     refused(text, grammar)
   for other in (None, 5, b"wait()"):
     assert isinstance(parse(other, grammar, HD), Unreadable)
-  words = {"phone": 'type("")', "desktop": "type(content='')", "web": "type [1] [] [1]"}[grammar]
+  nowhere = '"[-1.0, -1.0]"'
+  words = {
+    "phone": 'type("")', "desktop": "type(content='')", "web": "type [1] [] [1]",
+    "digirl": f'"action_type": "TYPE", "touch_point": {nowhere}, "lift_point": {nowhere}, "typed_text": ""',
+    "androidworld": '{"action_type": "input_text", "x": 1, "y": 1, "text": ""}',
+  }[grammar]  # fmt: skip
   at = len(words.split("''")[0].split('""')[0].split("[]")[0]) + 1
   longest = words[:at] + "a" * (actions.MAX_CHARS - len(words)) + words[at:]
   assert parse(longest, grammar, HD).args["text"] == "a" * (actions.MAX_CHARS - len(words))
@@ -222,6 +227,7 @@ def test_p2_reading_is_linear_without_the_length_limit(grammar, monkeypatch):
     "click(point='["
   ]  # fmt: skip
   heads += ["type [1] [", "stop [", "press [", "goto [http://", "# ", "do(action='Type', argument=\"", "Thought: "]
+  heads += ['{"action_type": "', '{"', "{", '"action_type": "DUAL_POINT", "touch_point": "[', "Action Decision: "]
   start = time.monotonic()
   for head in heads:
     for piece in pieces:
