@@ -1,0 +1,122 @@
+"""Screenshots into patches, on the host, the way the Qwen2-VL image processors do it: Pillow's bicubic resize to a multiple
+of the merged patch, then patches in merge-block order. What leaves the host is bytes; `normalise` runs on the device.
+
+Differs from the processor in what is handed over only: one temporal tap instead of two equal ones (the tower sums its
+kernel over them) and uint8 instead of float32, an eighth of the bytes. `normalise` of NumPy patches has the processor's bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from PIL import Image
+
+MAX_ASPECT = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSpec:
+  """How a checkpoint wants its images. patch: pixels a side; merge: patches a side of one token; min_pixels, max_pixels: of
+  the resized image; mean, std: per channel, of values in 0..1."""
+
+  patch: int
+  merge: int
+  min_pixels: int
+  max_pixels: int
+  mean: tuple[float, float, float]
+  std: tuple[float, float, float]
+
+  @property
+  def factor(self) -> int:
+    """Pixels a side of one image token: what both sides of a resized image are multiples of."""
+    return self.patch * self.merge
+
+
+class Patches(NamedTuple):
+  """One screenshot as a tower takes it. patches u8 [h * w, 3 * patch * patch], channels first, in merge-block order; grid
+  (h, w) in patches; size (W, H) of the resized image in pixels, the space a policy's coordinates live in; key: content hash,
+  equal exactly when the tower's features of it are."""
+
+  patches: np.ndarray
+  grid: tuple[int, int]
+  size: tuple[int, int]
+  key: str
+
+
+def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int = 0) -> ImageSpec:
+  """Reads preprocessor_config.json (or the image part of processor_config.json) of a checkpoint; nothing is assumed.
+
+  min_pixels, max_pixels: 0 takes the checkpoint's own. ValueError names the file and the key that is missing or strange.
+  """
+  folder = pathlib.Path(folder)
+  found = next((p for name in ("preprocessor_config.json", "processor_config.json") if (p := folder / name).is_file()), None)
+  if found is None:
+    raise ValueError(f"{folder} has no preprocessor_config.json: copy it from where the checkpoint came from")
+  raw = json.loads(found.read_text(encoding="utf-8"))
+  raw = raw.get("image_processor", raw)
+  size = raw.get("size") or {}
+  values = {
+    "patch_size": raw.get("patch_size"),
+    "merge_size": raw.get("merge_size"),
+    "min_pixels": min_pixels or raw.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels"),
+    "max_pixels": max_pixels or raw.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels"),
+    "image_mean": raw.get("image_mean"),
+    "image_std": raw.get("image_std"),
+  }
+  for name, value in values.items():
+    ok = isinstance(value, list) and len(value) == 3 if name.startswith("image_") else isinstance(value, int) and value > 0
+    if not ok:
+      raise ValueError(f"{found}: {name} is {value!r}, wanted {'three numbers' if name.startswith('image_') else 'a whole number above 0'}")
+  if values["min_pixels"] > values["max_pixels"]:
+    raise ValueError(f"{found}: min_pixels {values['min_pixels']} is more than max_pixels {values['max_pixels']}")
+  mean, std = (tuple(float(v) for v in values[name]) for name in ("image_mean", "image_std"))
+  return ImageSpec(values["patch_size"], values["merge_size"], values["min_pixels"], values["max_pixels"], mean, std)
+
+
+def resized(screen_size: tuple[int, int], spec: ImageSpec) -> tuple[int, int]:
+  """(W, H) of a screen -> (W, H) of the image the model is shown: multiples of spec.factor, halves rounded to even, then
+  shrunk or grown at the same aspect until the pixels are within bounds. ValueError where one side is over 200 times the other."""
+  width, height = screen_size
+  if min(width, height) < 1 or max(width, height) > MAX_ASPECT * min(width, height):
+    raise ValueError(f"screenshot of {width} x {height} pixels: the longer side may be {MAX_ASPECT} times the shorter at most")
+  step = spec.factor
+  w, h = round(width / step) * step, round(height / step) * step
+  if w * h > spec.max_pixels:
+    shrink = math.sqrt(height * width / spec.max_pixels)
+    w, h = (max(step, math.floor(side / shrink / step) * step) for side in (width, height))
+  elif w * h < spec.min_pixels:
+    grow = math.sqrt(spec.min_pixels / (height * width))
+    w, h = (math.ceil(side * grow / step) * step for side in (width, height))
+  return w, h
+
+
+def image_grid(screen_size: tuple[int, int], spec: ImageSpec) -> tuple[int, int]:
+  """(h, w) in patches that a screen of (W, H) pixels becomes."""
+  w, h = resized(screen_size, spec)
+  return h // spec.patch, w // spec.patch
+
+
+def preprocess(screen: np.ndarray, spec: ImageSpec) -> Patches:
+  """uint8 [H, W, 3] -> Patches. ValueError for another dtype or shape: nothing is converted silently."""
+  if screen.dtype != np.uint8 or screen.ndim != 3 or screen.shape[2] != 3:
+    raise ValueError(f"screenshot is {screen.dtype} {screen.shape}, wanted uint8 [H, W, 3]")
+  w, h = resized((screen.shape[1], screen.shape[0]), spec)
+  image = np.asarray(Image.fromarray(screen).resize((w, h), Image.Resampling.BICUBIC))
+  p, m = spec.patch, spec.merge
+  blocks = image.reshape(h // spec.factor, m, p, w // spec.factor, m, p, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+  patches = np.ascontiguousarray(blocks).reshape(-1, 3 * p * p)
+  grid = (h // p, w // p)
+  return Patches(patches, grid, (w, h), hashlib.sha1(str((grid, p, m)).encode() + patches.tobytes()).hexdigest())
+
+
+def normalise(patches: np.ndarray | jax.Array, spec: ImageSpec) -> np.ndarray | jax.Array:
+  """uint8 [..., 3 * patch * patch] -> f32 of the same shape: (x / 255 - mean) / std, channel by channel."""
+  per_pixel = lambda values: np.repeat(np.asarray(values, np.float32), spec.patch**2)
+  return (patches.astype(np.float32) / np.float32(255) - per_pixel(spec.mean)) / per_pixel(spec.std)
