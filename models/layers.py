@@ -1,9 +1,14 @@
-"""Layers that models share: normalisation and attention, float32 where rounding would show."""
+"""Layers that models share: normalisation, linear maps, rotary positions and attention, float32 where rounding would show."""
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from models.config import ModelConfig
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float = 1e-6) -> jax.Array:
@@ -13,12 +18,95 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float = 1e-6) -> jax.Array:
   return y.astype(x.dtype) * weight
 
 
+def linear(p: dict, x: jax.Array) -> jax.Array:
+  """x [..., in] times weight [out, in] transposed, plus bias [out] where there is one, plus adapters where models/lora.py put them:
+  lora_a [r, in] (already scaled) and lora_b [out, r]."""
+  y = jnp.einsum("...i,oi->...o", x, p["weight"])
+  if "bias" in p:
+    y = y + p["bias"]
+  if "lora_a" in p:
+    y = y + jnp.einsum("...r,or->...o", jnp.einsum("...i,ri->...r", x, p["lora_a"]), p["lora_b"]).astype(y.dtype)
+  return y
+
+
+def rope_frequencies(cfg: ModelConfig) -> np.ndarray:
+  """Radians a position, f32 [head_dim / 2]; Llama 3.1 stretches the slow ones and blends those between (its reference code)."""
+  freq = cfg.rope_theta ** -(np.arange(0, cfg.head_dim, 2, dtype=np.float64) / cfg.head_dim)
+  if cfg.llama3_rope is not None:
+    factor, low, high, original = cfg.llama3_rope
+    turns = original * freq / (2 * math.pi)  # of a frequency over the length the model was first trained with
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    freq = keep * freq + (1 - keep) * freq / factor
+  return freq.astype(np.float32)
+
+
+def rope_axis(cfg: ModelConfig) -> np.ndarray:
+  """Which of the axes T, H, W each frequency turns with, i32 [head_dim / 2]: in runs, or dealt out in turn (Qwen3-VL)."""
+  axis = np.zeros(cfg.head_dim // 2, np.int32)
+  if cfg.mrope_interleaved:
+    for a in (1, 2):
+      axis[a : 3 * cfg.mrope_section[a] : 3] = a
+  elif cfg.mrope_section:
+    axis = np.repeat(np.arange(3, dtype=np.int32), cfg.mrope_section)
+  return axis
+
+
+def rope_tables(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(cos, sin), each f32 [B, T, head_dim / 2], of positions i32 [P, B, T]: P = 1, or 3 where the model tells T, H and W apart."""
+  if positions.ndim != 3 or positions.shape[0] not in ((1, 3) if cfg.mrope_section else (1,)):
+    raise ValueError(f"positions have shape {positions.shape}, wanted [{'1 or 3' if cfg.mrope_section else '1'}, B, T] for {cfg.family}")
+  axis = rope_axis(cfg) if positions.shape[0] == 3 else np.zeros(cfg.head_dim // 2, np.int32)
+  angle = jnp.moveaxis(positions.astype(jnp.float32)[axis], 0, -1) * rope_frequencies(cfg)
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Turns x [B, T, H, d] by tables [B, T, d / 2]; entry i pairs with i + d / 2. In float32, cast back."""
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos[:, :, None], sin[:, :, None]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-  """Attention with an explicit mask. q [B, T, H, d], k and v [B, S, H, d], mask bool [B, T, S] -> [B, T, H, d].
+  """Attention with an explicit mask. q [B, T, H, d], k and v [B, S, K, d] with H a multiple of K, mask bool [B, T, S] -> [B, T, H, d].
 
   A query that may see nothing (padding) gets a uniform mix, never NaN; nothing reads it.
   """
-  scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-  scores = jnp.where(mask[:, None], scores, -1e30)
+  batch, length, heads, d = q.shape
+  q = q.reshape(batch, length, k.shape[2], -1, d)
+  scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32) * d**-0.5
+  scores = jnp.where(mask[:, None, None], scores, -1e30)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bhts,bshd->bthd", weights, v)
+  return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, d)
+
+
+def head_logprobs(
+  logits, hidden: jax.Array, tokens: jax.Array, mask: jax.Array, most: int, *, chunk: int = 1024, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+  """(logp, entropy), f32 [B, L], where mask is True, 0 elsewhere; entry t scores token t from hidden t-1.
+
+  logits(h [..., D]) -> f32 [..., V]. temperature divides the logits, as it does in the sampler. most: static, the most True places
+  a row may have. The head runs at those places only, `chunk` tokens of the batch at a time under remat, so logits of more than
+  a chunk never exist; every chunk holds all rows, so a batch that is split over devices stays split.
+  """
+  rows, length = tokens.shape
+  place = jnp.argsort(~mask, axis=1, stable=True)[:, : min(most, length)]  # True places first, in order
+  pick = lambda a: jnp.take_along_axis(a, place, axis=1)
+  before = jnp.take_along_axis(hidden, jnp.maximum(place - 1, 0)[..., None], axis=1)
+
+  def head(args):
+    h, t = args
+    all_logp = jax.nn.log_softmax(logits(h) / temperature, axis=-1)
+    logp = jnp.take_along_axis(all_logp, t[..., None], axis=-1)[..., 0]
+    return jnp.minimum(logp, 0.0), -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
+
+  step, places = max(1, chunk // rows), place.shape[1]
+  if places <= step:
+    found = head((before, pick(tokens)))
+  else:
+    pad = -places % step
+    split = lambda a: jnp.moveaxis(jnp.pad(a, ((0, 0), (0, pad), *((0, 0),) * (a.ndim - 2))).reshape(rows, -1, step, *a.shape[2:]), 1, 0)
+    found = jax.lax.map(jax.checkpoint(head), (split(before), split(pick(tokens))))
+    found = tuple(jnp.moveaxis(a, 0, 1).reshape(rows, -1)[:, :places] for a in found)
+  spread = lambda a: jnp.zeros((rows, length), jnp.float32).at[jnp.arange(rows)[:, None], place].set(jnp.where(pick(mask), a, 0.0))
+  return spread(found[0]), spread(found[1])

@@ -1,0 +1,142 @@
+"""Causal attention within segments, by several backends of one signature, each equal to `naive` in its numbers.
+
+  naive     the oracle: every score at once, memory T x S
+  chunked   blocks of queries and keys with a running softmax, memory linear in T and S, on any device
+  splash    the TPU kernel of jax.experimental.pallas: packed rows only (a query a key), T a multiple of 128
+  cudnn     jax.nn.dot_product_attention's fused kernel on NVIDIA GPUs, 16-bit floats, with a mask of T x S bytes a row
+A callable of the same signature is taken as well: what runs a kernel under shard_map is the trainer's to say.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+
+from models.layers import attend
+
+DENSE = 2**22  # scores a row and head, up to which all at once is the fastest
+
+
+class Visible(NamedTuple):
+  """Who sees whom, all i32: query t sees key s where their segments are one, not 0 (padding), and key_order s <= query_order t.
+
+  query_order and query_segment [B, T], key_order and key_segment [B, S]. packed: static, orders are 0 .. T-1 on both sides."""
+
+  query_order: jax.Array
+  key_order: jax.Array
+  query_segment: jax.Array
+  key_segment: jax.Array
+  packed: bool = False
+
+  def mask(self) -> jax.Array:
+    """bool [B, T, S]."""
+    q, k = self.query_segment[:, :, None], self.key_segment[:, None, :]
+    return (q == k) & (k > 0) & (self.key_order[:, None, :] <= self.query_order[:, :, None])
+
+
+def packed(segment_ids: jax.Array) -> Visible:
+  """What a token of packed rows sees: itself and earlier tokens of its own segment. segment_ids i32 [B, T], 0 = padding."""
+  order = jnp.broadcast_to(jnp.arange(segment_ids.shape[1], dtype=jnp.int32), segment_ids.shape)
+  return Visible(order, order, segment_ids, segment_ids, True)
+
+
+def naive(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
+  """q [B, T, H, d], k and v [B, S, K, d] -> [B, T, H, d]. A query that sees nothing gets numbers that nothing reads."""
+  return attend(q, k, v, visible.mask())
+
+
+def _pad(a: jax.Array, block: int) -> jax.Array:
+  return jnp.pad(a, ((0, 0), (0, -a.shape[1] % block), *((0, 0),) * (a.ndim - 2)))
+
+
+def _blocks(a: jax.Array, block: int) -> jax.Array:
+  """[B, N, ...] -> [N / block, B, block, ...], the last block padded with zeros (segment 0: seen by nobody)."""
+  a = _pad(a, block)
+  return jnp.moveaxis(a.reshape(a.shape[0], -1, block, *a.shape[2:]), 1, 0)
+
+
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query_block: int = 512, key_block: int = 512) -> jax.Array:
+  """The same with a running softmax over blocks of keys. Blocks in which nobody sees anybody cost nothing."""
+  batch, length, heads, d = q.shape
+  kv_heads, group = k.shape[2], heads // k.shape[2]
+  keys = tuple(_blocks(a, key_block) for a in (k, v, visible.key_order, visible.key_segment))
+
+  def one_query_block(args):
+    q_b, order, segment = args
+    q_b = q_b.reshape(batch, query_block, kv_heads, group, d)
+
+    def add(carry, block):
+      k_b, v_b, mask = block
+      top, total, acc = carry
+      scores = jnp.einsum("btkgd,bskd->bkgts", q_b, k_b, preferred_element_type=jnp.float32) * d**-0.5
+      scores = jnp.where(mask[:, None, None], scores, -1e30)
+      new = jnp.maximum(top, scores.max(-1))
+      weights, fade = jnp.exp(scores - new[..., None]), jnp.exp(top - new)
+      mixed = jnp.einsum("bkgts,bskd->bkgtd", weights.astype(v_b.dtype), v_b, preferred_element_type=jnp.float32)
+      return new, total * fade + weights.sum(-1), acc * fade[..., None] + mixed
+
+    def step(carry, block):
+      k_b, v_b, key_order, key_segment = block
+      mask = Visible(order, key_order, segment, key_segment).mask()
+      return jax.lax.cond(mask.any(), add, lambda c, _: c, carry, (k_b, v_b, mask)), None
+
+    shape = (batch, kv_heads, group, query_block)
+    start = (jnp.full(shape, -1e30, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, d), jnp.float32))
+    (_, total, acc), _ = jax.lax.scan(step, start, keys)
+    mixed = acc / jnp.maximum(total, 1e-30)[..., None]
+    return jnp.moveaxis(mixed, 3, 1).reshape(batch, query_block, heads, d).astype(q.dtype)
+
+  queries = tuple(_blocks(a, query_block) for a in (q, visible.query_order, visible.query_segment))
+  out = jax.lax.map(jax.checkpoint(one_query_block), queries)
+  return jnp.moveaxis(out, 0, 1).reshape(batch, -1, heads, d)[:, :length]
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block: int = 512, interpret: bool = False) -> jax.Array:
+  """jax.experimental.pallas' splash attention for packed rows. Padding (segment 0) sees padding, which nothing reads."""
+  length, heads = q.shape[1], q.shape[2]
+  if not visible.packed or length % 128:
+    raise ValueError(f"splash attention wants packed rows of a multiple of 128 tokens, got {length}; use attention='chunked'")
+  size = next(b for b in (block, 256, 128) if length % b == 0)
+  sizes = splash_kernel.BlockSizes(
+    block_q=size, block_kv=size, block_kv_compute=size, block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
+    block_q_dq=size, block_kv_dq=size,
+  )  # fmt: skip
+  mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((length, length))] * heads)
+  kernel = splash_kernel.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+  segments = splash_kernel.SegmentIds(visible.query_segment, visible.key_segment)
+  major = lambda a: jnp.swapaxes(a, 1, 2)
+  return major(jax.vmap(kernel)(major(q * q.shape[-1] ** -0.5), major(k), major(v), segments))
+
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, implementation: str = "cudnn") -> jax.Array:
+  """jax.nn.dot_product_attention; implementation "xla" is the same call for a machine without a GPU."""
+  return jax.nn.dot_product_attention(q, k, v, mask=visible.mask()[:, None], implementation=implementation)
+
+
+BACKENDS = {"naive": naive, "chunked": chunked, "splash": splash, "cudnn": cudnn}
+
+
+def choose(name: str, visible: Visible, dtype) -> str:
+  """The backend that "auto" means here: a kernel where the device has one that fits, else all at once or in blocks by size."""
+  if name != "auto":
+    return name
+  length, size = visible.query_order.shape[1], visible.key_order.shape[1]
+  if jax.default_backend() == "tpu" and visible.packed and length % 128 == 0:
+    return "splash"
+  if length * size > DENSE:
+    return "chunked"
+  return "cudnn" if jax.default_backend() == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
+
+
+def mix(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, attention="auto") -> jax.Array:
+  """Attention by a backend's name, "auto", or a function of the same signature."""
+  if callable(attention):
+    return attention(q, k, v, visible)
+  name = choose(attention, visible, q.dtype)
+  if name not in BACKENDS:
+    raise ValueError(f"attention {name!r}: there are auto, {', '.join(BACKENDS)}")
+  return BACKENDS[name](q, k, v, visible)

@@ -1,0 +1,150 @@
+"""What a checkpoint's own config.json says about a decoder, whichever of the three layouts it was written in.
+
+  flat              Llama, Qwen2, Qwen3, SmolLM2; Qwen2.5-VL as transformers 4 wrote it (text fields at the top level)
+  text_config       nested, rope_theta + rope_scaling (Qwen3-VL as transformers 4 wrote it)
+  rope_parameters   nested or flat, as transformers 5 writes it
+No value is taken from a library's defaults: they differ from those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+ROPE_TYPES = ("default", "mrope", "llama3")
+
+
+class Family(NamedTuple):
+  """How an architecture differs from plain Llama. bias: of q, k and v; "config": where attention_bias says so (then o as well)."""
+
+  bias: str  # "always" | "config"
+  qk_norm: bool
+  vision: bool
+
+
+FAMILIES = {
+  "llama": Family("config", False, False),
+  "qwen2": Family("always", False, False),
+  "qwen3": Family("config", True, False),
+  "qwen2_5_vl": Family("always", False, True),
+  "qwen3_vl": Family("config", True, True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The static sizes and switches of one decoder; hashable, so that jit may take it as a static argument."""
+
+  family: str
+  vocab: int
+  width: int  # D
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  mlp: int
+  eps: float
+  rope_theta: float
+  max_position: int
+  tied: bool
+  qkv_bias: bool = False
+  o_bias: bool = False
+  mlp_bias: bool = False
+  qk_norm: bool = False
+  llama3_rope: tuple[float, float, float, float] | None = None  # factor, low, high, original length
+  mrope_section: tuple[int, ...] = ()  # frequencies that turn with T, H and W; () = one position axis
+  mrope_interleaved: bool = False
+  image_token_id: int = -1
+  vision_json: str = ""  # the checkpoint's vision_config, sorted; text because a dict could not be hashed
+
+  @property
+  def vision(self) -> dict[str, Any] | None:
+    """The checkpoint's vision_config as it stands there, None for a text model."""
+    return json.loads(self.vision_json) if self.vision_json else None
+
+  @classmethod
+  def from_hf(cls, folder: str | pathlib.Path) -> ModelConfig:
+    """Reads FOLDER/config.json; ValueError of one line that names the file and the field otherwise."""
+    path = pathlib.Path(folder) / "config.json"
+    if not path.is_file():
+      raise ValueError(f"{path} does not exist: wanted a checkpoint folder with config.json, *.safetensors and tokenizer.json")
+    try:
+      raw = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+      raise ValueError(f"{path} is not JSON: {e}") from e
+    return cls.from_dict(raw, str(path))
+
+  @classmethod
+  def from_dict(cls, raw: dict[str, Any], path: str = "config.json") -> ModelConfig:
+    """The same from a dict. path: named in errors."""
+    if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
+      got = raw.get("model_type") if isinstance(raw, dict) else raw
+      raise ValueError(f"{path}: model_type is {got!r}; the architectures known are {', '.join(FAMILIES)}")
+    family = FAMILIES[raw["model_type"]]
+    text = raw | raw.get("text_config", {})
+    _refuse(text, path)
+    width, heads = _whole(text, "hidden_size", path), _whole(text, "num_attention_heads", path)
+    kv_heads = _whole(text, "num_key_value_heads", path)
+    head_dim = _whole(text, "head_dim", path) if text.get("head_dim") is not None else width // heads
+    if heads % kv_heads or head_dim % 2 or (text.get("head_dim") is None and width % heads):
+      raise ValueError(f"{path}: {heads} heads, {kv_heads} key-value heads, head_dim {head_dim} of hidden_size {width} do not fit together")
+    bias = bool(text.get("attention_bias", False))
+    return cls(
+      family=raw["model_type"], vocab=_whole(text, "vocab_size", path), width=width, layers=_whole(text, "num_hidden_layers", path),
+      heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=_whole(text, "intermediate_size", path),
+      eps=float(_need(text, "rms_norm_eps", path)), max_position=_whole(text, "max_position_embeddings", path),
+      tied=bool(raw.get("tie_word_embeddings", False) or raw.get("text_config", {}).get("tie_word_embeddings", False)),
+      qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=bool(text.get("mlp_bias", False)),
+      qk_norm=family.qk_norm, **_rope(text, head_dim, family, path), **_vision(raw, family, path),
+    )  # fmt: skip
+
+
+def _need(fields: dict, name: str, path: str) -> Any:
+  if fields.get(name) is None:
+    raise ValueError(f"{path} lacks {name}, and no default is assumed: add the value the checkpoint was trained with")
+  return fields[name]
+
+
+def _whole(fields: dict, name: str, path: str) -> int:
+  value = _need(fields, name, path)
+  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    raise ValueError(f"{path}: {name} is {value!r}, wanted a whole number of 1 or more")
+  return value
+
+
+def _refuse(text: dict, path: str) -> None:
+  """What would change the numbers and is not built."""
+  for name, fine in (("hidden_act", "silu"), ("use_sliding_window", False), ("partial_rotary_factor", 1.0)):
+    if text.get(name, fine) not in (fine, None):
+      raise ValueError(f"{path}: {name} is {text[name]!r}; only {fine!r} is built")
+
+
+def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any]:
+  new = text.get("rope_parameters")
+  rope = dict(new if new is not None else text.get("rope_scaling") or {})
+  theta = float(_need(rope if new is not None else text, "rope_theta", path))
+  kind = rope.get("rope_type", rope.get("type", "default"))
+  if kind not in ROPE_TYPES:
+    raise ValueError(f"{path}: rope_type is {kind!r}; built are {', '.join(ROPE_TYPES)}")
+  if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    raise ValueError(f"{path}: partial_rotary_factor is {rope['partial_rotary_factor']!r}; only 1.0 is built")
+  out: dict[str, Any] = {"rope_theta": theta}
+  if kind == "llama3":
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    out["llama3_rope"] = tuple(float(_need(rope, n, path)) for n in names)
+  if family.vision:
+    section = tuple(_need(rope, "mrope_section", path))
+    if len(section) != 3 or sum(section) != head_dim // 2:
+      raise ValueError(f"{path}: mrope_section is {list(section)}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
+    out["mrope_section"] = section
+    out["mrope_interleaved"] = bool(rope.get("mrope_interleaved", text["model_type"].startswith("qwen3_vl")))
+  return out
+
+
+def _vision(raw: dict, family: Family, path: str) -> dict[str, Any]:
+  if not family.vision:
+    return {}
+  vision = json.dumps(_need(raw, "vision_config", path), sort_keys=True)
+  return {"image_token_id": _whole(raw, "image_token_id", path), "vision_json": vision}
