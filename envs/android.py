@@ -287,9 +287,7 @@ def place_of(cfg: ml_collections.ConfigDict) -> str:
   if found[0].startswith("avd:"):
     return found[0]
   if number >= len(found):
-    raise ValueError(
-      f"env.image names {len(found)} devices, and worker {number} wants one: lower practice.slots and pool.spares, or name more"
-    )
+    raise ValueError(f"env.image names {len(found)} devices, worker {number} has none: lower practice.slots, pool.spares, or name more")
   return found[number]
 
 

@@ -23,6 +23,7 @@ KEYCODES = {"HOME": 3, "BACK": 4, "ENTER": 66}
 TAB, DEL, MOVE_END, WAKEUP = 61, 67, 123, 224
 CLEARED = 250  # characters that `clear` takes away
 MOST_LINE = 30_000  # bytes of one shell line; what is longer goes in several, adb takes 65535
+MOST_WORD = 4000  # characters of one `input text`; a quote among them takes five bytes
 RGBA, RGBX = 1, 2  # pixel formats of a raw screencap, four bytes each
 ON_TOP = re.compile(
   r"(?:topResumedActivity=|mResumedActivity: |^\s*ResumedActivity: )ActivityRecord\{\S+ \S+ ([\w.]+/[\w.$]+)", re.MULTILINE
@@ -48,7 +49,8 @@ def typing(text: str) -> list[str]:
     if part in "\n\t":
       out.append(f"input keyevent {KEYCODES['ENTER'] if part == chr(10) else TAB}")
     else:
-      out += [f"input text {quote(half.replace(' ', '%s'))}" for half in re.split("(?<=%)(?=s)", part)]
+      halves = [half[i : i + MOST_WORD] for half in re.split("(?<=%)(?=s)", part) for i in range(0, len(half), MOST_WORD)]
+      out += [f"input text {quote(half.replace(' ', '%s'))}" for half in halves]
   return out
 
 
@@ -71,6 +73,8 @@ def decode_raw(data: bytes) -> np.ndarray:
 
 def decode_png(data: bytes) -> np.ndarray:
   """A PNG screencap as uint8 [H, W, 3]."""
+  if data[-8:-4] != b"IEND":  # Pillow is content with less
+    raise BadFrame(f"a screencap of {len(data)} bytes is no whole PNG: {data[:40]!r} ... {data[-12:]!r}")
   try:
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
       return np.asarray(image.convert("RGB"))

@@ -52,17 +52,12 @@ class Shell:
     """(exit code, stdout, stderr)."""
     with self.lock:
       self.lines.append(line)
-      words = shlex.shlex(line, posix=True, punctuation_chars=";&|")
-      words.whitespace_split, words.commenters = True, ""
-      out, code, said, inputs, command = b"", 0, b"", [], []
-      for word in [*words, ";"]:
-        if word not in (";", "&&"):
-          command.append(word)
-        elif command:
-          code, more, said = self.command(command, inputs)
-          out, command = out + more, []
-          if code and word == "&&":
-            break
+      out, code, said, inputs = b"", 0, b"", []
+      for command, then in commands(line):
+        code, more, said = self.command(command, inputs)
+        out += more
+        if code and then == "&&":
+          break
       self.apply(inputs)
     if any(word in line for word in self.hang):
       self.ended.wait()
@@ -173,6 +168,24 @@ class Shell:
       alpha = np.full((height, width, 1), 255, np.uint8)
       data = struct.pack("<4I", width, height, 1, 1) + np.concatenate([pixels, alpha], -1).tobytes()
     return data[: len(data) // 2] if self.torn else data
+
+
+def commands(line):
+  """(words, what follows) of each command of a line: single and double quotes, backslashes, ; and && as POSIX has them."""
+  parts, quoted, i = [""], "", 0
+  while i < len(line):
+    c = line[i]
+    if c == "\\" and quoted != "'":
+      parts[-1] += line[i : i + 2]
+      i += 1
+    elif not quoted and (c == ";" or line.startswith("&&", i)):
+      parts += [";" if c == ";" else "&&", ""]
+      i += len(parts[-2]) - 1
+    else:
+      quoted = "" if c == quoted else c if not quoted and c in "'\"" else quoted
+      parts[-1] += c
+    i += 1
+  return [(shlex.split(part), then) for part, then in zip(parts[::2], [*parts[1::2], ";"]) if part.strip()]
 
 
 def sent(text):
@@ -367,4 +380,6 @@ class ServerDouble(Listener):
         return connection.sendall(output(self.shell, service))
       told = f"device {self.state}" if self.serial in service and self.state != "device" else f"device '{service}' not found"
       return connection.sendall(b"FAIL" + f"{len(told):04x}".encode() + told.encode())
-    return connection.recv(1)
+    while connection.recv(4096):
+      pass
+    return None
