@@ -25,9 +25,10 @@ from envs import actions, phases, sim
 from envs.adb import Device, Server
 from envs.base import observation_space, text_space
 from envs.canary import Canary
-from envs.emulator import Emulator, Lock
-from envs.errors import BadFrame, BootDeadline
+from envs.emulator import Emulator
+from envs.errors import BadFrame
 from envs.handset import Handset, Untypable
+from envs.locks import Lock, take
 from envs.referees import Checks, Judge, Practice
 
 GRAMMARS = ("phone", "digirl", "androidworld")
@@ -39,7 +40,7 @@ def defaults() -> ml_collections.ConfigDict:
   cfg = sim.defaults()
   cfg.update(
     {
-      "image": "",  # serials or host:port, commas between, or avd:NAME; worker number i takes the i-th
+      "image": "",  # serials or host:port, commas between, or avd:NAME; every environment has one of its own
       "grammar": "phone",  # phone, digirl or androidworld
       "screen": (sim.vocabulary("sim/phone")[1]),  # (width, height) the agent is shown; (0, 0): as it is; another size is resized
       "tasks": "",  # a file: .txt, one goal a line, or .jsonl; "": the practice application of the test device
@@ -52,7 +53,7 @@ def defaults() -> ml_collections.ConfigDict:
       "settle_tolerance": 0.002,  # share of pixels that may differ: a caret blinks
       "call_seconds": 10.0,  # of any one adb call
       "start_seconds": 60.0,  # of starting an application
-      "attach_seconds": 30.0,  # of connecting to a device, or of its being offline
+      "attach_seconds": 30.0,  # of connecting to a device, of its being offline, of its being somebody else's
       "boot_seconds": 240.0,  # of an emulator's start
       "wait_seconds": 1.0,  # of the agent's wait()
       "swipe_ms": 300,  # milliseconds
@@ -103,15 +104,13 @@ def places(cfg: ml_collections.ConfigDict) -> list[str]:
 class Phone(Handset):
   """A handset with all that stands behind it: the adb server, the emulator if there is one, and the lock that keeps others off."""
 
-  def __init__(self, cfg: ml_collections.ConfigDict, place: str):
-    self.emulator = self.server = self.lock = None
+  def __init__(self, cfg: ml_collections.ConfigDict, place: str, lock: Lock | None):
+    self.lock, self.emulator, self.server = lock, None, None
     try:
       if place.startswith("avd:"):
         self.emulator = Emulator(cfg.emulator, place.removeprefix("avd:"), cfg.snapshot, tuple(cfg.emulator_args))
       serial = self.emulator.serial if self.emulator else place
-      self.lock = self._take(serial, cfg.attach_seconds)
-      usb = self.emulator is None and ":" not in serial
-      self.server = Server(cfg.adb, cfg.adb_keys, usb)
+      self.server = Server(cfg.adb, cfg.adb_keys, usb=self.emulator is None and ":" not in serial)
       super().__init__(Device(self.server.address, serial), cfg)
       if self.emulator:
         self.emulator.boot(self.device, cfg.boot_seconds)
@@ -120,18 +119,6 @@ class Phone(Handset):
     except BaseException:
       self.close()
       raise
-
-  @staticmethod
-  def _take(serial: str, seconds: float) -> Lock:
-    """The device's lock; a worker that was ended a moment ago may still hold it."""
-    until = time.monotonic() + seconds
-    while True:
-      try:
-        return Lock(f"device-{serial}")
-      except BlockingIOError:
-        if time.monotonic() > until:
-          raise BootDeadline(f"{serial} is in use by another process: every worker needs a device of its own (env.image)") from None
-        time.sleep(0.05)
 
   def ready(self) -> None:
     """Before an episode: whatever was lost and can be had again is."""
@@ -281,24 +268,23 @@ class AndroidEnv(gym.Env):
     self.phone.close()
 
 
-def place_of(cfg: ml_collections.ConfigDict) -> str:
-  """The device of this worker, by its number."""
-  found, number = places(cfg), int(os.environ.get("PRACTICE_COMPUTER", "0"))
+def pick(cfg: ml_collections.ConfigDict) -> Phone:
+  """A device that nobody has, this worker's by its number if it can be."""
+  found = places(cfg)
   if found[0].startswith("avd:"):
-    return found[0]
-  if number >= len(found):
-    raise ValueError(f"env.image names {len(found)} devices, worker {number} has none: lower practice.slots, pool.spares, or name more")
-  return found[number]
+    return Phone(cfg, found[0], None)
+  index, lock = take("device", found, int(os.environ.get("PRACTICE_COMPUTER", "0")), cfg.attach_seconds)
+  return Phone(cfg, found[index], lock)
 
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True, judge: Judge | None = None) -> gym.Env:
-  """One phone, as this worker's number says. clean: no pop-up in the practice application; real phones have what they have. judge: for
+  """One phone that nobody else has. clean: no pop-up in the practice application; real phones have what they have. judge: for
   tasks without a check of their own."""
   del quick  # a real phone takes the time it takes
   check(cfg)
   chance = 0.0 if clean else cfg.popup_chance
   practice = Practice({"chance": chance, "most": cfg.popup_most, "kinds": list(cfg.popup_kinds)}, cfg.drift)
-  phone = Phone(cfg, place_of(cfg))
+  phone = pick(cfg)
   try:
     return AndroidEnv(computer, phone, Checks(judge) if cfg.tasks else practice, cfg)
   except BaseException:

@@ -28,6 +28,7 @@ from envs.grammars import androidworld as grammar
 from envs.grammars.lex import Bad
 from envs.grammars.points import frame
 from envs.handset import Untypable
+from envs.locks import Lock, take
 from envs.referees import score_of
 
 MOST_BYTES = 256 << 20
@@ -52,7 +53,7 @@ def defaults() -> ml_collections.ConfigDict:
   cfg.update(
     {
       "computer": COMPUTER,
-      "server": "",  # http://host:port of AndroidWorld's server; worker number i takes the i-th of several
+      "server": "",  # http://host:port of AndroidWorld's server, commas between several; every environment has one of its own
       "grammar": "androidworld",
       "screen": (0, 0),
       "suite_seed": 42,  # of the tasks' parameters
@@ -73,6 +74,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     parts = urllib.parse.urlsplit(server)
     if parts.scheme != "http" or not parts.hostname:
       raise ValueError(f"env.server is {cfg.server!r}, wanted http://host:port of AndroidWorld's server, commas between several")
+  if cfg.image and len(android.places(cfg)) != len(servers(cfg)):
+    raise ValueError(f"env.image is {cfg.image!r}, wanted the emulator of each of the {len(servers(cfg))} servers, in their order")
   if cfg.combinations < 1 or cfg.held_out_every < 2:
     raise ValueError(f"env.combinations, held_out_every are {cfg.combinations}, {cfg.held_out_every}, wanted 1 or more and 2 or more")
 
@@ -127,8 +130,8 @@ class Server:
 class HttpPhone:
   """The emulator behind the server, seen and touched through it."""
 
-  def __init__(self, server: Server):
-    self.server, self.size = server, (0, 0)
+  def __init__(self, server: Server, lock: Lock | None = None):
+    self.server, self.lock, self.size = server, lock, (0, 0)
 
   def ready(self) -> None:
     self.health()
@@ -155,7 +158,8 @@ class HttpPhone:
     self.server.ask("GET", "/health")
 
   def close(self) -> None:
-    pass
+    if self.lock is not None:
+      self.lock.close()
 
 
 def as_json(action: Action, size: tuple[int, int]) -> dict:
@@ -227,15 +231,18 @@ def reinitialize(server: Server, cfg: ml_collections.ConfigDict) -> None:
 
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True) -> gym.Env:
-  """One of AndroidWorld's phones, as this worker's number says."""
+  """One of AndroidWorld's phones that nobody else has."""
   del clean, quick  # what comes up on a real phone comes up
   check(cfg)
-  found, number = servers(cfg), int(os.environ.get("PRACTICE_COMPUTER", "0"))
-  if number >= len(found):
-    raise ValueError(f"env.server names {len(found)} servers, worker {number} has none: lower practice.slots, pool.spares, or name more")
-  server = Server(found[number], cfg.call_seconds)
-  referee = Referee(server, cfg)
-  phone = android.Phone(cfg, android.place_of(cfg)) if cfg.image else HttpPhone(server)
+  found = servers(cfg)
+  index, lock = take("server", found, int(os.environ.get("PRACTICE_COMPUTER", "0")), cfg.attach_seconds)
+  server = Server(found[index], cfg.call_seconds)
+  try:
+    referee = Referee(server, cfg)
+    phone = android.Phone(cfg, android.places(cfg)[index], lock) if cfg.image else HttpPhone(server, lock)
+  except BaseException:
+    lock.close()
+    raise
   try:
     if not cfg.image:  # the server waits for the screen to be at rest
       cfg = ml_collections.ConfigDict(cfg.to_dict() | {"settle_least": 0.0, "settle_frames": 1})

@@ -6,20 +6,16 @@ program, which this project's machines do not have.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import pathlib
 import shutil
 import socket
-import tempfile
 import time
 
 from envs.adb import Device
 from envs.children import Child, Nest
 from envs.errors import BootDeadline, InfraError
+from envs.locks import take_ports
 
-FIRST_PORT, LAST_PORT = 20000, 29999
 CONSOLE_SECONDS = 60.0  # loading a saved state
 
 
@@ -29,41 +25,6 @@ class EmulatorDied(InfraError):
 
 class EmulatorRefused(InfraError):
   """The emulator's console refused a command, e.g. a saved state that is not there."""
-
-
-class Lock:
-  """A name that one process of this user holds at a time; let go when it closes it or dies, however it dies."""
-
-  def __init__(self, name: str):
-    folder = pathlib.Path(tempfile.gettempdir()) / f"practice-locks-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    self.file = (folder / "".join(c if c.isalnum() or c in "-." else "_" for c in name)).open("a")
-    try:
-      fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      self.file.close()
-      raise
-
-  def close(self) -> None:
-    self.file.close()
-
-
-def free(port: int) -> bool:
-  with socket.socket() as probe, contextlib.suppress(OSError):
-    probe.bind(("127.0.0.1", port))
-    return True
-  return False
-
-
-def take_ports() -> tuple[int, Lock]:
-  """The first of three ports (console, adb, gRPC) that nobody has, and the lock that keeps other emulators of this project off them."""
-  for port in range(FIRST_PORT, LAST_PORT - 4, 4):
-    with contextlib.suppress(BlockingIOError):
-      lock = Lock(f"ports-{port}")
-      if all(free(port + i) for i in range(3)):
-        return port, lock
-      lock.close()
-  raise ValueError(f"no three free ports between {FIRST_PORT} and {LAST_PORT}")
 
 
 class Emulator:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from envs import adb, children, emulator, processes
+from envs import adb, children, emulator, locks, processes
 from envs.errors import BootDeadline
 
 ROOT = pathlib.Path(emulator.__file__).parents[1]
@@ -123,40 +123,40 @@ def test_e17_sixty_four_emulators_have_192_ports_of_their_own():
   taken = []
   try:
     for _ in range(64):
-      taken.append(emulator.take_ports())
+      taken.append(locks.take_ports())
     ports = {port + i for port, _ in taken for i in range(3)}
-    assert len(ports) == 192 and all(emulator.free(port) for port in ports)
+    assert len(ports) == 192 and all(locks.free(port) for port in ports)
   finally:
     for _, lock in taken:
       lock.close()
-  first, lock = emulator.take_ports()
+  first, lock = locks.take_ports()
   lock.close()
   assert first == min(ports)  # given back
   with socket.create_server(("127.0.0.1", first + 1)):  # somebody else's
-    other, lock = emulator.take_ports()
+    other, lock = locks.take_ports()
     lock.close()
     assert other == first + 4
 
 
 def test_e17_a_lock_lasts_as_long_as_its_holder_and_no_longer():
-  script = "from envs.emulator import Lock; import time; Lock.keep = Lock('device-test'); print('held', flush=True); time.sleep(60)"
+  script = "from envs.locks import Lock; import time; Lock.keep = Lock('device-test'); print('held', flush=True); time.sleep(60)"
   holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
   try:
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(BlockingIOError):
-      emulator.Lock("device-test")
+      locks.Lock("device-test")
   finally:
     holder.kill()
     holder.wait()
     holder.stdout.close()
-  emulator.Lock("device-test").close()
+  locks.Lock("device-test").close()
 
 
 def test_the_console_goes_back_to_the_saved_state(program):
   for snapshot in ("clean", "other", "hangup"):
     made = emulator.Emulator(program, "good", snapshot)
     try:
-      assert wait_for(lambda made=made: not emulator.free(made.port))
+      assert wait_for(lambda made=made: not locks.free(made.port))
       if snapshot == "clean":
         made.restore()
       else:

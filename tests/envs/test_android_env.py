@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from adb_device import ServerDouble, Shell
 
 from core.schema import SUCCESS, Limits, Task, Unreadable
-from envs import adb, android, sim
+from envs import adb, android, errors, locks, sim
 from envs.actions import format, parse
 from envs.errors import BadFrame, CheckerFailed, ResetFailed
 from envs.handset import Handset
@@ -317,14 +318,17 @@ def test_knobs_are_checked_before_any_device_is_asked(given, told):
     android.make(COMPUTER, knobs(**given))
 
 
-def test_every_worker_has_a_device_of_its_own(monkeypatch):
-  cfg = knobs(image="a:1, b:2")
-  for number, place in (("0", "a:1"), ("1", "b:2")):
-    monkeypatch.setenv("PRACTICE_COMPUTER", number)
-    assert android.place_of(cfg) == place
-  monkeypatch.setenv("PRACTICE_COMPUTER", "2")
-  with pytest.raises(ValueError, match="names 2 devices, worker 2 has none"):
-    android.place_of(cfg)
+def test_every_environment_has_a_device_of_its_own():
+  names = ["a:1", "b:2", "c:3"]
+  taken = [locks.take("device-test", names, first, 1) for first in (1, 1, 1)]
+  assert [index for index, _ in taken] == [1, 2, 0]
+  with pytest.raises(errors.NoComputer, match="all of a:1, b:2, c:3 are in use for 0.1 s"):
+    locks.take("device-test", names, 0, 0.1)
+  threading.Timer(0.2, taken[1][1].close).start()  # whoever has it is on its way out
+  taken.append(locks.take("device-test", names, 0, 10))
+  assert taken[-1][0] == 2
+  for _, lock in taken:
+    lock.close()
 
 
 def test_there_must_be_an_adb(monkeypatch):

@@ -14,7 +14,7 @@ from core.schema import SUCCESS
 from envs import androidworld
 from envs.actions import parse
 from envs.androidworld import COMPUTER, HttpPhone, Server, ServerFault, ServerHung, ServerLost, as_json
-from envs.errors import BadFrame, CheckerFailed, Deadline, ResetFailed
+from envs.errors import BadFrame, CheckerFailed, Deadline, NoComputer, ResetFailed
 from envs.grammars.androidworld import KINDS
 from envs.handset import Untypable
 
@@ -258,7 +258,7 @@ def test_every_kind_of_the_grammar_can_be_sent_and_comes_out_as_it_was_written()
       as_json(parse(text, "phone", (12, 24)), (12, 24))
 
 
-def test_knobs(cfg, world, monkeypatch):
+def test_knobs(cfg, world):
   for server in ("", "127.0.0.1:5000", "https://x", "http://"):
     cfg.server = server
     with pytest.raises(ValueError, match="env.server is .*wanted http://host:port"):
@@ -266,6 +266,12 @@ def test_knobs(cfg, world, monkeypatch):
   cfg.server = "http://127.0.0.1:1"
   with pytest.raises(ValueError, match="env.server: GET http://127.0.0.1:1/suite/reinitialize: .*refused"):
     androidworld.task_lists(COMPUTER, cfg)
-  monkeypatch.setenv("PRACTICE_COMPUTER", "1")
-  with pytest.raises(ValueError, match="names 1 servers, worker 1 has none"):
+  cfg.server, cfg.image, cfg.attach_seconds = world.url, "a:1,b:2", 0.2
+  with pytest.raises(ValueError, match="env.image is 'a:1,b:2', wanted the emulator of each of the 1 servers"):
+    androidworld.check(cfg)
+  cfg.image = ""
+  held = androidworld.make(COMPUTER, cfg)
+  with pytest.raises(NoComputer, match="every environment wants a server of its own"):
     androidworld.make(COMPUTER, cfg)
+  held.close()
+  androidworld.make(COMPUTER, cfg).close()
