@@ -28,6 +28,15 @@ class Leaf(NamedTuple):
   axes: tuple[str | None, ...]
   scale: float | None
 
+  @property
+  def stacked(self) -> bool:
+    return self.axes[:1] == ("layers",)
+
+
+def is_leaf(x: Any) -> bool:
+  """For jax.tree functions over a tree of Leaf, which is a tuple itself."""
+  return isinstance(x, Leaf)
+
 
 def leaves(cfg: ModelConfig) -> dict:
   """Every parameter of the decoder as a nested dict of Leaf, with the layers stacked."""
@@ -72,11 +81,7 @@ class Definition(nnx.Module):
       how = nnx.initializers.ones if leaf.scale is None else nnx.initializers.normal(leaf.scale)
       return nnx.Param(nnx.with_partitioning(how, leaf.axes)(rngs.params(), leaf.shape, dtype))
 
-    self.params = nnx.data(jax.tree.map(param, tree, is_leaf=_is_leaf))
-
-
-def _is_leaf(x: Any) -> bool:
-  return isinstance(x, Leaf)
+    self.params = nnx.data(jax.tree.map(param, tree, is_leaf=is_leaf))
 
 
 def init_leaves(tree: dict, key: jax.Array, dtype=jnp.float32) -> dict:
@@ -93,7 +98,7 @@ def init(cfg: ModelConfig, key: jax.Array, dtype=jnp.float32) -> dict:
 
 def abstract(tree: dict, dtype=jnp.float32) -> dict:
   """Shapes and dtypes of a tree of Leaf, allocating nothing."""
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree, is_leaf=_is_leaf)
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree, is_leaf=is_leaf)
 
 
 def shardings(tree: dict, mesh: jax.sharding.Mesh, rules: dict[str, str]) -> dict:
@@ -110,7 +115,7 @@ def shardings(tree: dict, mesh: jax.sharding.Mesh, rules: dict[str, str]) -> dic
         )
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
-  return jax.tree_util.tree_map_with_path(one, tree, is_leaf=_is_leaf)
+  return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_leaf)
 
 
 class Vision(NamedTuple):

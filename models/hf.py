@@ -1,0 +1,303 @@
+"""Hugging Face checkpoints: safetensors into stacked, sharded arrays a slice at a time, and back into a folder transformers opens.
+
+Export follows the source folder file by file: the same shards, headers, index and prefixes, every other file copied as it is, only the
+numbers are new. A checkpoint that was loaded and exported unchanged is the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError, safe_open
+
+from models.decoder import Leaf, is_leaf
+
+STACKS = ("layers", "blocks", "deepstack_merger_list")  # the keys after which a checkpoint's names carry an index
+PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("model.visual.", "visual."))
+COMPUTED = re.compile(r"\.rotary_emb\.inv_freq\Z")  # older saves hold these; they follow from the config
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}  # what an export must not copy: it would be stale
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class Stored(NamedTuple):
+  """One tensor of a file: its shape, and its dtype as safetensors spells it."""
+
+  file: pathlib.Path
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+
+
+class Place(NamedTuple):
+  """Where a stored tensor belongs: the path of a leaf, and the layer where the leaf is stacked (None otherwise)."""
+
+  path: tuple[str, ...]
+  layer: int | None
+
+
+def stored(folder: str | os.PathLike) -> dict[str, Stored]:
+  """Every tensor of a checkpoint folder by name, from the files' headers alone."""
+  folder = pathlib.Path(folder)
+  index = folder / "model.safetensors.index.json"
+  names = _indexed(index) if index.is_file() else None
+  files = sorted({folder / f for f in names.values()}) if names else sorted(folder.glob("*.safetensors"))
+  if not files:
+    raise ValueError(f"{folder} holds no *.safetensors file; convert the checkpoint to safetensors first")
+  found: dict[str, Stored] = {}
+  for file in files:
+    with _open(file) as f:
+      for name in f.keys():  # noqa: SIM118 - not a dict
+        if name in found:
+          raise ValueError(f"{file}: tensor {name} stands in {found[name].file.name} too")
+        part = f.get_slice(name)
+        found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+  for name, file in (names or {}).items():
+    if name not in found or found[name].file.name != file:
+      raise ValueError(f"{index} says that {file} holds tensor {name}, and it does not")
+  return found
+
+
+def _indexed(index: pathlib.Path) -> dict[str, str]:
+  try:
+    return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+  except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(f"{index} has no readable weight_map: {e!r}") from e
+
+
+def _open(file: pathlib.Path):
+  try:
+    return safe_open(file, "np")
+  except FileNotFoundError as e:
+    raise ValueError(f"{file} is missing, and the checkpoint's index names it; download the folder again") from e
+  except (SafetensorError, OSError) as e:
+    raise ValueError(f"{file} is truncated or not a safetensors file ({' '.join(str(e).split())}); download it again") from e
+
+
+def by_path(tree: dict) -> dict[tuple[str, ...], Any]:
+  """Leaves by path."""
+  found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+  return {tuple(str(k.key) for k in path): x for path, x in found}
+
+
+def place(name: str, paths) -> Place | None:
+  """Where the tensor of that name belongs among the paths of a tree, or None: either prefix style, newer or older."""
+  for old, new in PREFIXES:
+    if name.startswith(old):
+      name = new + name.removeprefix(old)
+      break
+  path = tuple(name.split("."))
+  if path in paths:
+    return Place(path, None)
+  for i, (key, number) in enumerate(zip(path, path[1:])):
+    if key in STACKS and number.isdigit():
+      path = path[: i + 1] + path[i + 2 :]
+      return Place(path, int(number)) if path in paths else None
+  return None
+
+
+def locate(folder: str | os.PathLike, tree: dict[str, Any]) -> dict[tuple[str, ...], list[Stored]]:
+  """The stored tensors of every leaf, in layer order; all names, shapes and dtypes are compared before anything is read.
+
+  tree: nested dict of decoder.Leaf. ValueError of one line names the file and the tensor that is missing, left over or of another shape.
+  """
+  wanted = by_path(tree)
+  found: dict[tuple[str, ...], dict[int | None, Stored]] = {path: {} for path in wanted}
+  tied = "lm_head" not in tree
+  for one in stored(folder).values():
+    if COMPUTED.search(one.name) or (tied and one.name == "lm_head.weight"):
+      continue
+    where = place(one.name, wanted)
+    if where is None or (where.layer is not None and where.layer >= wanted[where.path].shape[0]):
+      raise ValueError(f"{one.file}: tensor {one.name} has no place in the model that config.json describes")
+    leaf = wanted[where.path]
+    shape = leaf.shape if where.layer is None else leaf.shape[1:]
+    if one.shape != shape or one.dtype not in DTYPES:
+      raise ValueError(f"{one.file}: tensor {one.name} is {one.dtype} {list(one.shape)}, wanted a float of {list(shape)}")
+    found[where.path][where.layer] = one
+  for path, leaf in wanted.items():
+    layers = range(leaf.shape[0]) if leaf.stacked else (None,)
+    for layer in layers:
+      if layer not in found[path]:
+        raise ValueError(f"{folder} lacks tensor {_spell(path, layer)}, which the model that config.json describes has")
+  return {path: [parts[k] for k in sorted(parts, key=lambda k: k or 0)] for path, parts in found.items()}
+
+
+def _spell(path: tuple[str, ...], layer: int | None) -> str:
+  at = next((i + 1 for i, key in enumerate(path) if key in STACKS), 0) if layer is not None else 0
+  return ".".join((*path[:at], str(layer), *path[at:]) if at else path)
+
+
+def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict | None = None) -> dict:
+  """The parameters of a checkpoint folder as nested dicts of jax arrays.
+
+  tree: nested dict of decoder.Leaf (decoder.leaves(cfg)). dtype: what to convert to, None keeps the file's. shardings: a tree like it
+  (decoder.shardings), None puts all on the first device. Each process reads what its devices hold, once, a tensor's slice at a time.
+  """
+  located, spread = locate(folder, tree), by_path(shardings) if shardings is not None else {}
+  whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  opened = {file: _open(file) for file in {p.file for parts in located.values() for p in parts}}
+  read = lambda part, index: np.asarray(opened[part.file].get_slice(part.name)[index])
+  out: dict = {}
+  for path, leaf in by_path(tree).items():
+    parts = located[path]
+    kinds = {p.dtype for p in parts}
+    if dtype is None and len(kinds) > 1:
+      raise ValueError(f"{parts[0].file}: the layers of {'.'.join(path)} have dtypes {sorted(kinds)}; give load a dtype to convert them to")
+    kind = jnp.dtype(DTYPES[parts[0].dtype] if dtype is None else dtype)
+    node = out
+    for key in path[:-1]:
+      node = node.setdefault(key, {})
+    node[path[-1]] = _assemble(parts, leaf, kind, spread.get(path, whole), read)
+  return out
+
+
+def _assemble(parts: list[Stored], leaf: Leaf, dtype, sharding, read: Callable) -> jax.Array:
+  """One array from its tensors. Every distinct shard is read once, put on its first device layer by layer and copied from there."""
+  made: dict[tuple, jax.Array] = {}
+  shards = []
+  for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+    bounds = tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape))
+    if bounds not in made:
+      made[bounds] = _shard(parts, bounds, leaf.stacked, dtype, device, read)
+    shards.append(jax.device_put(made[bounds], device))
+  return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def _shard(parts: list[Stored], bounds: tuple, stacked: bool, dtype, device, read: Callable) -> jax.Array:
+  """The part of a leaf within bounds (begin, end) of every dimension, on a device; the host holds one tensor's slice at a time."""
+  piece = lambda part, inner: read(part, tuple(slice(*b) for b in inner)).astype(dtype, copy=False)
+  if not stacked:
+    return jax.device_put(piece(parts[0], bounds), device)
+  (first, last), inner = bounds[0], bounds[1:]
+  out = jnp.zeros((last - first, *(b - a for a, b in inner)), dtype, device=device)
+  for i in range(first, last):
+    out = _put(out, piece(parts[i], inner), i - first)
+  return out
+
+
+_put = jax.jit(lambda stack, layer, i: jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0), donate_argnums=0)
+
+
+# ---- and back
+
+
+def export(params: dict, source: str | os.PathLike, out: str | os.PathLike) -> None:
+  """Writes `params` as a checkpoint folder like `source`: its files, names and dtypes, these numbers. out must not exist.
+
+  Float32 parameters of a bfloat16 checkpoint are rounded to bfloat16. Adapters must be merged first (models/lora.py). Every process
+  of a distributed run calls this; the first one writes.
+  """
+  paths, known = by_path(params), stored(source)
+  places = {name: _source(one, paths) for name, one in known.items() if not COMPUTED.search(name)}
+  left = paths.keys() - {p.path for p in places.values()}
+  if left:
+    raise ValueError(f"{source} has no tensor for parameter {'.'.join(min(left))}; merge adapters before the export")
+
+  def tensor(one: Stored) -> np.ndarray | None:
+    if one.name not in places:
+      return None  # as it stands in the source
+    path, layer = places[one.name]
+    return _on_host(paths[path] if layer is None else paths[path][layer])
+
+  _write(source, known, out, tensor)
+
+
+def _source(one: Stored, paths: dict) -> Place:
+  """Which parameter a stored tensor is written from."""
+  shared = one.name == "lm_head.weight" and ("lm_head", "weight") not in paths  # tied, and yet the source holds both
+  where = place("model.embed_tokens.weight" if shared else one.name, paths)
+  if where is None:
+    raise ValueError(f"{one.file}: tensor {one.name} is not among the parameters to export")
+  shape = paths[where.path].shape[0 if where.layer is None else 1 :]
+  if tuple(shape) != one.shape:
+    raise ValueError(f"{one.file}: tensor {one.name} is {list(one.shape)} in the source, the parameters have {list(shape)}")
+  return where
+
+
+def merge(folders: list[str], weights: list[float], out: str | os.PathLike) -> None:
+  """The weighted sum of several checkpoints of one shape, tensor by tensor in float32: how UI-TARS-2 joins its specialists.
+
+  Files, names and dtypes are those of the first. weights must add up to 1.
+  """
+  if len(folders) != len(weights) or len(folders) < 2 or abs(sum(weights) - 1) > 1e-6:
+    raise ValueError(f"{len(folders)} checkpoints with weights {weights}: wanted two or more, a weight each, adding up to 1")
+  known = [stored(f) for f in folders]
+  for folder, other in zip(folders[1:], known[1:]):
+    strange = sorted(known[0].keys() ^ other.keys()) or [n for n in other if other[n].shape != known[0][n].shape]
+    if strange:
+      raise ValueError(f"{folder} and {folders[0]} differ in tensor {strange[0]}: only checkpoints of one shape can be merged")
+
+  def tensor(one: Stored) -> np.ndarray | None:
+    if COMPUTED.search(one.name):
+      return None
+    return sum(np.float32(w) * _read(k[one.name]).astype(np.float32) for k, w in zip(known, weights))
+
+  _write(folders[0], known[0], out, tensor)
+
+
+def _read(one: Stored) -> np.ndarray:
+  with _open(one.file) as f:
+    return np.asarray(f.get_tensor(one.name))
+
+
+def _on_host(x) -> np.ndarray:
+  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  return np.asarray(x)
+
+
+def _write(source, known: dict[str, Stored], out, tensor: Callable) -> None:
+  """The folder, whole or not at all: files of weights with new numbers, all other files copied."""
+  source, out = pathlib.Path(source), pathlib.Path(out)
+  first = jax.process_index() == 0
+  if out.exists():
+    raise ValueError(f"{out} exists already; remove it or give the export another name")
+  temp = out.with_name(f".{out.name}.part")
+  if first:
+    shutil.rmtree(temp, ignore_errors=True)
+    shutil.copytree(source, temp, ignore=lambda _, names: [n for n in names if pathlib.Path(n).suffix in WEIGHTS])
+  for file in sorted({one.file for one in known.values()}):
+    _write_file(file, temp / file.name if first else None, known, tensor)
+  if first:
+    os.replace(temp, out)
+
+
+def _write_file(file: pathlib.Path, target: pathlib.Path | None, known: dict[str, Stored], tensor: Callable) -> None:
+  """One safetensors file with `file`'s own header (names, shapes and dtypes are the same), its tensors written in their order."""
+  with open(file, "rb") as old:
+    head = old.read(8)
+    header = old.read(struct.unpack("<Q", head)[0])
+    start = 8 + len(header)
+    new = open(target, "wb") if target else None  # noqa: SIM115 - one process writes, all take part in gathering
+    try:
+      if new:
+        new.write(head + header)
+      for name, begin, end in _order(json.loads(header)):
+        value = tensor(known[name])
+        if new and value is None:
+          old.seek(start + begin)
+          new.write(old.read(end - begin))
+        elif new:
+          new.write(value.astype(jnp.dtype(DTYPES[known[name].dtype]), copy=False).tobytes())
+      if new:
+        new.flush()
+        os.fsync(new.fileno())
+    finally:
+      if new:
+        new.close()
+
+
+def _order(header: dict) -> Iterator[tuple[str, int, int]]:
+  entries = [(n, *e["data_offsets"]) for n, e in header.items() if n != "__metadata__"]
+  yield from sorted(entries, key=lambda e: e[1:])

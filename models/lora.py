@@ -1,0 +1,82 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): y = W x + alpha / rank * B A x, with W frozen and B zero at the start.
+
+Adapters are a tree of their own beside the base: they alone are differentiated, optimised, published and checkpointed. `combine` puts
+them where layers.linear finds them; `merge` adds them into the weights for an export.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from models.decoder import Leaf
+
+TABLES = ("embed_tokens", "pos_embed")  # looked up, never multiplied
+
+
+def defaults() -> ml_collections.ConfigDict:
+  return ml_collections.ConfigDict(
+    {
+      "rank": 0,  # 0 = no adapters, all parameters are trained
+      "alpha": 32.0,
+      "targets": r"(self_attn|mlp)\.\w+_proj",  # searched for in the dotted names of linear maps, e.g. model.layers.self_attn.q_proj
+    }
+  )
+
+
+def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
+  """The adapters of a tree of Leaf: lora_a [.., rank, in] and lora_b [.., out, rank] for every linear map whose name fits cfg.targets.
+
+  decoder.init_leaves, abstract and shardings take it as they take the base. ValueError where nothing fits.
+  """
+  if cfg.rank < 1:
+    raise ValueError(f"lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")
+  maps = _linear_maps(tree)
+  out: dict = {}
+  for path, weight in maps.items():
+    if re.search(cfg.targets, ".".join(path)):
+      front, (rows, cols) = weight.shape[:-2], weight.shape[-2:]
+      axes, (row_axis, col_axis) = weight.axes[:-2], weight.axes[-2:]
+      node = out
+      for key in path:
+        node = node.setdefault(key, {})
+      node["lora_a"] = Leaf((*front, cfg.rank, cols), (*axes, None, col_axis), cols**-0.5)
+      node["lora_b"] = Leaf((*front, rows, cfg.rank), (*axes, row_axis, None), 0.0)
+  if not out:
+    raise ValueError(f"lora.targets {cfg.targets!r} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
+  return out
+
+
+def _linear_maps(tree: dict, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Leaf]:
+  weight = tree.get("weight")
+  if isinstance(weight, Leaf):
+    two_sided = len(weight.shape) - weight.stacked == 2
+    return {path: weight} if two_sided and path[-1] not in TABLES else {}
+  return {p: w for key, below in tree.items() if isinstance(below, dict) for p, w in _linear_maps(below, (*path, key)).items()}
+
+
+def combine(base: dict, adapters: dict, cfg: ml_collections.ConfigDict) -> dict:
+  """The base, without gradient, with the adapters in it: what forward functions take."""
+  return _join(
+    jax.lax.stop_gradient(base), adapters, lambda p, a: p | {"lora_a": a["lora_a"] * (cfg.alpha / cfg.rank), "lora_b": a["lora_b"]}
+  )
+
+
+def merge(base: dict, adapters: dict, cfg: ml_collections.ConfigDict) -> dict:
+  """The base with the adapters added into its weights, in float32, cast back to each weight's dtype: what an export writes."""
+
+  def add(p: dict, a: dict) -> dict:
+    moved = jnp.einsum("...or,...ri->...oi", a["lora_b"], a["lora_a"], preferred_element_type=jnp.float32) * (cfg.alpha / cfg.rank)
+    return p | {"weight": (p["weight"].astype(jnp.float32) + moved).astype(p["weight"].dtype)}
+
+  return _join(base, adapters, add)
+
+
+def _join(base: dict, adapters: dict, leaf) -> dict:
+  """base with leaf(linear map, adapter) in place of every linear map that has an adapter."""
+  if "lora_a" in adapters:
+    return leaf(base, adapters)
+  return base | {key: _join(base[key], below, leaf) for key, below in adapters.items()}
