@@ -6,7 +6,6 @@ torch; the first test here says they are still what transformers computes. `pyth
 """
 
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -17,7 +16,6 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
-  PreTrainedTokenizerFast,
   Qwen2_5_VLConfig,
   Qwen2_5_VLForConditionalGeneration,
   Qwen3VLConfig,
@@ -44,17 +42,17 @@ SIZES = [(150, 410), (300, 200)]  # (H, W) of the two screenshots
 
 def config(family):
   text = dict(
-    vocab_size=208, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=208, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
     rms_norm_eps=1e-6, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
   )  # fmt: skip
-  rope = dict(rope_type="default", rope_theta=1e6, mrope_section=[1, 1, 2])
-  vision = dict(depth=4, hidden_size=24, num_heads=2, intermediate_size=32, out_hidden_size=32, spatial_merge_size=2, temporal_patch_size=2)
+  rope = dict(rope_type="default", rope_theta=100.0, mrope_section=[1, 1, 2])  # a small base: every frequency counts
+  vision = dict(depth=3, hidden_size=24, num_heads=2, intermediate_size=32, out_hidden_size=32, spatial_merge_size=2, temporal_patch_size=2)
   if family == "qwen2_5_vl":
-    vision |= dict(patch_size=14, window_size=112, fullatt_block_indexes=[1, 3])
+    vision |= dict(patch_size=14, window_size=112, fullatt_block_indexes=[1])
   else:
     text |= dict(head_dim=16)
-    rope |= dict(rope_theta=5e6, mrope_section=[4, 2, 2], mrope_interleaved=True)
-    vision |= dict(patch_size=16, num_position_embeddings=36, deepstack_visual_indexes=[0, 1, 2])
+    rope |= dict(mrope_section=[4, 2, 2], mrope_interleaved=True)
+    vision |= dict(patch_size=16, num_position_embeddings=36, deepstack_visual_indexes=[0, 2])
   ids = dict(image_token_id=IMAGE, video_token_id=203, vision_start_token_id=START, vision_end_token_id=END)
   return CLASSES[family][0](text_config=text | {"rope_parameters": rope}, vision_config=vision, **ids)
 
