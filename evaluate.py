@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ import ml_collections
 import numpy as np
 from absl import app, flags
 
+from configs import base
 from core import config as config_lib
 from core import stats
 from core.checkpoint import Checkpointer
@@ -31,10 +33,13 @@ from core.host import keep_freed_memory, use_compile_cache
 from core.schema import Episode, Task
 from core.screens import write_atomic
 from core.state import Weights
+from envs.inside import Inside
+from envs.pool import Pool, spec_of
 from models.base import Policy
 from rollout.curriculum import solvable
 from rollout.sampler import Sampler
-from rollout.turn import Try, collect
+from rollout.scheduler import collect
+from rollout.turn import Try
 
 BUCKETS = (16, 64)
 
@@ -94,6 +99,7 @@ class World(NamedTuple):
   tasks: dict[str, list[Task]]
   make_env: Any  # make_env(clean=False, quick=True) -> environment; practice asks for one as slow as the config says
   demonstrations: Any  # demonstrations(count, seed) -> episodes
+  canaries: Any  # canaries() -> scripted episodes with a known score, for worker processes
 
 
 def build(cfg: ml_collections.ConfigDict) -> World:
@@ -111,6 +117,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     tasks=suite.task_lists(computer, cfg.env),
     make_env=lambda clean=False, quick=True: suite.make(computer, cfg.env, clean, quick),
     demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed),
+    canaries=lambda: suite.canaries(computer, cfg.env),
   )
 
 
@@ -119,17 +126,30 @@ def task_list_hash(tasks: list[Task]) -> str:
   return hashlib.sha1("\n".join(t.id for t in tasks).encode()).hexdigest()[:12]
 
 
-def run(world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None) -> list[Episode]:
-  """`tries` episodes of every task of the protocol, under keys that no training run uses."""
+def computers(cfg: ml_collections.ConfigDict, world: World, tick: Callable[[], None]) -> Pool | Inside:
+  """What a run practises on: worker processes (practice.workers), which must first score their canaries right, or environments of this
+  process. tick: called while something waits for a worker; what it raises ends the wait."""
+  if not cfg.practice.workers:
+    return Inside([world.make_env(False, False) for _ in range(cfg.practice.slots)], threads=base.mode(cfg) == "async")
+  return Pool(spec_of(cfg.env), base.pool(cfg), canaries=world.canaries(), seed=cfg.seed, tick=tick)
+
+
+def run(
+  world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None,
+  through: Callable | None = None,
+) -> list[Episode]:  # fmt: skip
+  """`tries` episodes of every task of the protocol, under keys that no training run uses. through(sampler, tries) -> episodes: the
+  computers that practice has, where they are not in this process; pop-ups are theirs, so that without them it is never asked."""
   tasks = world.tasks[protocol.tasks]
   tries = 1 if protocol.greedy else tries  # a greedy try repeated is the same try
   sampler = Sampler(world.policy, BUCKETS, 0.0 if protocol.greedy else 1.0)
   sampler.load(weights)
-  envs = [world.make_env(protocol.clean) for _ in range(min(slots, len(tasks) * tries))]
   mark = sum(protocol.name.encode())
   key = lambda t, k: np.random.SeedSequence([seed, 0xE7A1, mark, t, k]).generate_state(2, np.uint32)
   plan = [Try(task, f"eval-{protocol.name}-{i}", k, key(i, k)) for i, task in enumerate(tasks) for k in range(tries)]
-  return list(collect(sampler, envs, plan, world.policy, clock))
+  if through is not None and not protocol.clean:
+    return through(sampler, plan)
+  return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(plan)))]), plan, clock))
 
 
 def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list[Task]) -> Score:

@@ -23,6 +23,7 @@ import evaluate
 from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
+from core import learner as learner_lib
 from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
@@ -32,6 +33,7 @@ from core.pack import PackItem, shape_for, useful_share
 from core.session import Session
 from core.state import Batch, Scores, TrainState, Weights
 from core.stop import Stop, StopSignals
+from envs.errors import PoolExhausted
 from models import critic
 from rollout import demos, instruments
 from rollout.buffer import Buffer
@@ -41,6 +43,7 @@ from rollout.gather import Gathered
 from rollout.queue import Ledger
 from rollout.replay import Replay
 from rollout.sampler import Sampler
+from rollout.scheduler import collect
 from rollout.source import make as make_source
 from rollout.store import EpisodeStore
 from rollout.stream import StreamBroken
@@ -122,7 +125,7 @@ class Run:
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
-    self.rng = self.session.rng
+    self.rng, self.source, self.computers = self.session.rng, None, None
     self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="step_value" in self.agent.needs)
     self.evolution = Evolution(cfg.env.computer, cfg.taskgen, self.curriculum, self.rng)
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
@@ -137,33 +140,30 @@ class Run:
     self.timers.add(name, seconds)
     self.stop.poll()
 
+  def try_on(self, sampler: Sampler, tries: list) -> list:
+    """Other tries than practice's, on the computers that practice has, beside what is under way on them."""
+    return self.source.run(sampler, tries, self.clock) if self.source else list(collect(sampler, self.computers, tries, self.clock))
+
   def optimiser(self, key: str, copying: bool = False):
     """(optimiser, schedule) of one set of parameters."""
     knobs = self.cfg.copy if copying else self.cfg.practice if key == "policy" else self.cfg.critic
     return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None)
 
   def learner(self, params, copying: bool) -> dict:
-    """Everything that is learnt, begun: from `params`, with critics of their own and copies of the policy that stay behind."""
-    key = jax.random.key(self.cfg.seed + 1)
-    states = {"policy": TrainState.create(params, self.optimiser("policy", copying)[0])}
-    for i, (name, c) in enumerate(self.critics.items()):
-      states[name] = TrainState.create(c.init(jax.random.fold_in(key, i), params), self.optimiser(name)[0])
-    kept = (["reference"] if self.agent.reference else []) + (["copied"] if any(c.reads == "steps" for c in self.critics.values()) else [])
-    return {"states": states, "frozen": {name: jax.tree.map(jnp.copy, params) for name in kept}}
+    """What is learnt, begun from `params`."""
+    optimiser = lambda key: self.optimiser(key, copying and key == "policy")[0]
+    return learner_lib.begin(params, optimiser, self.critics, bool(self.agent.reference), self.cfg.seed)
 
-  def frozen(self, learner: dict, key: str):
-    """The parameters that a model reads without moving them."""
-    if key == "policy":
-      return None
-    return learner["frozen"]["copied"] if self.critics[key].reads == "steps" else learner["states"]["policy"].params
+  def asked(self, learner: dict) -> dict:
+    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted)
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
     self.session.save((0 if facts["phase"] == "copying" else self.cfg.copy.updates) + facts["done"], learner, snapshot)
 
   def evaluate(self, params, protocol, tries: int, name: str) -> evaluate.Score:
-    version, slots = self.facts["version"], self.cfg.practice.slots
-    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots)
+    version, slots, through = self.facts["version"], self.cfg.practice.slots, self.try_on if self.cfg.practice.workers else None
+    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots, through=through)
     result = evaluate.score(self.samples, protocol, version, self.world.tasks[protocol.tasks])
     evaluate.save(self.workdir, result)
     self.facts["evals"][name] = dataclasses.asdict(result)
@@ -194,26 +194,15 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   return learner
 
 
-def asked(run: Run, learner: dict) -> dict:
-  """What the algorithm needs to know of every episode before it gives credit, as functions of a batch."""
-  states = learner["states"]
-  ask = lambda key, params, name: lambda batch: getattr(run.jitted[key](params, run.frozen(learner, key), batch), name)
-  policies = {"old_logp": states["policy"].params, "ref_logp": learner["frozen"].get("reference")}
-  offers = {need: ("policy", params, "logp") for need, params in policies.items()}
-  critics = {"value_logit": "critic", "step_value": "critic", "task_value": "instruction"}
-  offers |= {need: (key, states[key].params, "value_logit") for need, key in critics.items() if key in states}
-  return {need: ask(*offers[need]) for need in run.agent.needs}
-
-
 def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: list[PackItem]) -> tuple[list, list]:
   """One update: every phase in turn. Returns what its optimiser steps said, by phase, and their useful-token shares."""
   states, knobs, outs, useful = learner["states"], run.cfg.practice, [], []
   for phase, update in zip(run.agent.phases, updates, strict=True):
     said: list[dict] = []
     if run.facts["ready"] or phase.until:
-      for batches in run.feed.steps(phase, got, asked(run, learner)):
+      for batches in run.feed.steps(phase, got, run.asked(learner)):
         demo = run.feed.draw(demo_items, knobs.leash_batch) if knobs.leash and phase.params_key == "policy" else None
-        frozen = run.frozen(learner, phase.params_key)
+        frozen = learner_lib.frozen(learner, run.critics, phase.params_key)
         states[phase.params_key], out = update(states[phase.params_key], frozen, batches, demo)
         said.append(jax.device_get(out))
         check_finite(said[-1], knobs.max_skipped)
@@ -228,16 +217,17 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   phases = [(p.params_key, p.loss, knobs.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
   sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
-  envs, store = [run.world.make_env(quick=False) for _ in range(knobs.slots)], EpisodeStore(run.workdir / "episodes", facts["done"])
+  store = EpisodeStore(run.workdir / "episodes", facts["done"])
   progress = Progress("practice", knobs.updates, facts["done"])
-  tries = make_source(knobs.mode, sampler, envs, run.session, run.ledger, run.timers.add)
-  with Metrics(run.workdir, facts["done"]) as metrics, tries as source:
+  run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.timers.add)
+  with Metrics(run.workdir, facts["done"]) as metrics, run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       with run.timers("publish"):
         sampler.load(Weights(states["policy"].params, facts["version"]))
       try:
-        got = source.gather(
+        run.curriculum.drop(run.computers.parked)
+        got = run.source.gather(
           run.replay, run.agent.select, run.curriculum.next, run.rng, tries=run.curriculum.tries, update=facts["done"],
           version=facts["version"], groups=knobs.groups, rounds=knobs.rounds, group_size=cfg.agent.group_size,
           max_age=knobs.max_age, clock=run.clock,
@@ -255,12 +245,12 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       facts["done"] += 1
       facts["version"] += any(said for key, said in outs if key == "policy")
       follow(learner, facts["done"], run.agent.reference)
-      values = lambda tasks: run.feed.start_values(tasks, run.world.make_env(True), asked(run, learner))
+      values = lambda tasks: run.feed.start_values(tasks, run.world.make_env(True), run.asked(learner))
       run.evolution.after(facts["done"], values if "step_value" in run.agent.needs else None)
       for episode in got.episodes:
         store.add(episode, facts["done"] - 1)
       curves = instruments.update_curves(got, outs, useful, before["facts"]["version"], time.monotonic() - began)
-      curves |= run.timers.shares() | {"rate/compiles": float(run.compiles.take())}
+      curves |= run.source.curves() | run.timers.shares() | {"rate/compiles": float(run.compiles.take())}
       curves["policy/lr"] = float(schedule(int(states["policy"].updates)))
       if not facts["ready"]:
         facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
@@ -274,6 +264,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates:
         run.save(learner)
   store.close()
+  run.source = None
   return learner
 
 
@@ -331,7 +322,7 @@ def main(argv: list[str]) -> int:
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):
       print(f"changed since the last session here: {change}")
     print(f"{base.banner(cfg, workdir)}\n{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
-    with lock, run.stop, run.session.checkpoints:
+    with lock, run.stop, run.session.checkpoints, evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
       train(run, demo_items)
   except Stop:
     print(f"stopped after saving: the same command with --workdir={workdir} and without --fresh goes on", flush=True)
@@ -339,7 +330,7 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
-  except (FloatingPointError, NoTaskLeft, StreamBroken) as error:
+  except (FloatingPointError, NoTaskLeft, StreamBroken, PoolExhausted) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1
   return 0

@@ -7,6 +7,7 @@ import os
 import ml_collections
 
 from core.find import find
+from envs import health
 from rollout import curriculum
 
 
@@ -27,7 +28,8 @@ def loop_defaults() -> ml_collections.ConfigDict:
       "practice": {
         "updates": 40,
         "groups": 12,  # teaching groups an update
-        "mode": "sync",  # sync: sampling and learning in turn, reproducible; async: beside each other, environments in threads
+        "mode": "auto",  # sync: sampling and learning in turn; async: beside each other; auto: async where workers are
+        "workers": False,  # environments in processes of their own (docs/pool.md, pool.*) instead of in this one
         "rounds": 2,  # at most so many rounds of sampling to find them
         "max_age": 2,  # episodes older than this many versions are dropped when they would be trained on
         "temperature": 1.0,  # of sampling and scoring alike while practising; evaluation stays at 1.0
@@ -60,6 +62,8 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.policy.tiny = find("models", "tiny").defaults()
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
+  cfg.pool = health.defaults()
+  del cfg.pool["slots"]  # practice.slots says it
   cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
   return cfg
 
@@ -79,6 +83,16 @@ def lock(cfg: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   return cfg
 
 
+def mode(cfg) -> str:
+  """ "sync" or "async": practice.mode, decided."""
+  return cfg.practice.mode if cfg.practice.mode != "auto" else "async" if cfg.practice.workers else "sync"
+
+
+def pool(cfg) -> ml_collections.ConfigDict:
+  """The knobs of the worker pool, with as many computers as practice wants."""
+  return ml_collections.ConfigDict(cfg.pool.to_dict() | {"slots": cfg.practice.slots})
+
+
 def check(cfg) -> None:
   """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
   p, c = cfg.practice, cfg.copy
@@ -90,7 +104,7 @@ def check(cfg) -> None:
     "copy.lr": (c.lr, 0 < c.lr < 1, "a number between 0 and 1"),
     "practice.updates": (p.updates, p.updates >= 0, "0 or more"),
     "practice.groups": (p.groups, p.groups >= 1, "1 or more groups an update"),
-    "practice.mode": (p.mode, p.mode in ("sync", "async"), "sync or async"),
+    "practice.mode": (p.mode, p.mode in ("auto", "sync", "async"), "auto, sync or async"),
     "practice.rounds": (p.rounds, p.rounds >= 1, "1 or more rounds of sampling"),
     "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
     "practice.temperature": (p.temperature, 0.1 <= p.temperature <= 2, "0.1 to 2, best 1.0: a greedy sampler has no chances to compare"),
@@ -120,6 +134,7 @@ def check(cfg) -> None:
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
   curriculum.check(cfg.curriculum)
+  health.check(pool(cfg))
   for name in ("minibatch", "critic_minibatch"):
     if cfg.agent.get(name, 0) % p.micro_batches:
       raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
@@ -140,7 +155,9 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
   return "\n".join(
     [
       f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
-      f"environment: {cfg.env.computer}, simulated in this process (a real one, --config.env.image=..., is not built yet)",
+      f"environment: {cfg.env.computer}, simulated, {cfg.practice.slots} "
+      + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
+      + " (a real one, --config.env.image=..., is not built yet)",
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"
       + (f", {agent.surrogate} on {agent.ratio} ratios, band {agent.clip_low} / {agent.clip_high}" if "surrogate" in agent else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 
 class Stop(Exception):
@@ -29,5 +30,6 @@ class StopSignals:
     self.asked = True
 
   def poll(self) -> None:
-    if self.asked:
+    """Raises Stop if a signal has come, in the main thread alone: that is where a run is saved, and it ends the other threads."""
+    if self.asked and threading.current_thread() is threading.main_thread():
       raise Stop

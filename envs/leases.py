@@ -28,11 +28,12 @@ def spec_of(cfg, clean: bool = False) -> EnvSpec:
 
 class Result(NamedTuple):
   """What came of a submitted call. op: "reset", "step" or "expire"; value: what the blocking call returns, or None; error: the
-  InfraError that it would have raised, or None."""
+  InfraError that it would have raised, or None; seconds: from the asking to the answer."""
 
   op: str
   value: Any
   error: InfraError | None
+  seconds: float = 0.0
 
 
 class Lease:

@@ -116,7 +116,9 @@ class Pool(Fleet):
 
   def submit(self, lease: Lease, op: str, what: Any = None, seed: int | None = None) -> None:
     """Asks and goes on; `wait` hands over what came of it."""
-    self._ask(lease, op, what, seed, lambda value, error: self._results.append((lease, Result(op, value, error))))
+    began = self._clock()
+    answer = lambda value, error: self._results.append((lease, Result(op, value, error, self._clock() - began)))
+    self._ask(lease, op, what, seed, answer)
 
   def wait(self, timeout: float) -> list[tuple[Lease, Result]]:
     """Everything that was answered, once something was, or nothing once the time is over, or a computer became free for a
@@ -179,6 +181,16 @@ class Pool(Fleet):
     return {"task": task, "seed": seed}
 
   # -- what is told
+
+  @property
+  def size(self) -> int:
+    """Computers leased at once at most."""
+    return self.cfg.slots
+
+  @property
+  def parked(self) -> dict[str, str]:
+    """Tasks that are not started any more, and why."""
+    return self.tasks.parked
 
   def park(self, task_id: str, reason: str) -> None:
     """The task is not started any more, e.g. because it passes untouched; `tasks.parked` says which and why."""

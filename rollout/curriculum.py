@@ -202,9 +202,7 @@ class Curriculum:
   taken from its end.
   """
 
-  def __init__(
-    self, tasks: Sequence[Task], rng: np.random.Generator, cfg: ml_collections.ConfigDict | None = None, rated: bool = True
-  ):
+  def __init__(self, tasks: Sequence[Task], rng: np.random.Generator, cfg: ml_collections.ConfigDict | None = None, rated: bool = True):
     self.cfg = defaults() if cfg is None else cfg
     check(self.cfg)
     if not rated and (self.cfg.order == "critic" or self.cfg.critic_low > 0 or self.cfg.critic_high < 1):
@@ -286,6 +284,12 @@ class Curriculum:
     for task in self.tasks:
       if task.id not in keep:
         self._remove(task.id, cause)
+
+  def drop(self, ids: Iterable[str], cause: str = "parked") -> None:
+    """Removes these for good, those that are not here or gone already left out: what breaks computers or passes untouched."""
+    for name in ids:
+      if name in self._index and name not in self._removed:
+        self._remove(name, cause)
 
   def extend(self, tasks: Sequence[Task]) -> None:
     """New tasks, written for the agent as it is now: they come next, in the order given, and are part of every later pass."""

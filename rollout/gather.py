@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from core.schema import Episode, Group, Task
 from rollout.queue import GroupQueue
 from rollout.replay import Replay
 from rollout.sampler import Sampler
-from rollout.turn import Try, collect
+from rollout.scheduler import collect
+from rollout.turn import Try
 
 
 @dataclasses.dataclass
@@ -29,7 +31,7 @@ class Gathered:
 
 
 def gather(
-  sampler: Sampler, envs: list, queue: GroupQueue, replay: Replay, select: Callable, next_task: Callable[[], Task],
+  sampler: Sampler, computers: Any, queue: GroupQueue, replay: Replay, select: Callable, next_task: Callable[[], Task],
   key: Callable[..., np.ndarray], rng: np.random.Generator, *, update: int, version: int, groups: int, rounds: int,
   group_size: int, max_age: int, clock: Callable, tries: Callable[[str, int], int] = lambda task_id, default: default,
 ) -> Gathered:  # fmt: skip
@@ -47,7 +49,7 @@ def gather(
       size = tries(task.id, group_size)
       queue.open(name, task.id, size)
       planned += [Try(task, name, k, key(update, round_, j, k)) for k in range(size)]
-    for episode in collect(sampler, envs, planned, sampler.policy, clock):
+    for episode in collect(sampler, computers, planned, clock):
       queue.add(episode)
       out.episodes.append(episode)
     fresh, old = queue.take(version, max_age)

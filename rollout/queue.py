@@ -6,6 +6,7 @@ The conservation law, checked at every update: started = trained + dropped (by c
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 
 from core.schema import Episode, Group
 
@@ -59,20 +60,19 @@ class GroupQueue:
 
   def reopen(self, group: str, task_id: str, size: int, episodes: list[Episode]) -> None:
     """A group whose tries the ledger has counted already, with those that are finished."""
-    if group in self._open:
+    if group in self:
       raise ValueError(f"group {group} is already open: group ids are unique")
-    self._open[group] = (task_id, size, episodes)
+    self._open[group] = (task_id, size, [])
+    for episode in episodes:
+      self.add(episode)
+
+  def __contains__(self, group: str) -> bool:
+    """Whether it is open or waits to be taken."""
+    return group in self._open or any(g.id == group for g in self._complete)
 
   def so_far(self, group: str) -> list[Episode]:
-    """The finished tries of an open group."""
-    return self._open[group][2]
-
-  def waiting(self) -> list[Group]:
-    """Complete groups that nobody has taken, oldest first; `put_back` takes them again, in a resumed run."""
-    return list(self._complete)
-
-  def put_back(self, groups: list[Group]) -> None:
-    self._complete = [*groups, *self._complete]
+    """The finished tries of a group that nobody has taken."""
+    return self._open[group][2] if group in self._open else next(g.episodes for g in self._complete if g.id == group)
 
   def add(self, episode: Episode) -> bool:
     """Files a finished episode; True where its group is complete with it. Nothing finished is ever lost; a stranger is refused."""
@@ -88,15 +88,34 @@ class GroupQueue:
     self._complete.append(Group(episode.group, task_id, sorted(episodes, key=lambda e: e.try_index)))
     return True
 
+  def renew(self, version: int, max_age: int, allowed: Callable[[str], bool]) -> dict[str, list[int]]:
+    """Complete groups that would lose some of their tries to age, and are allowed, go back among the open ones without those, which
+    count as dropped; {group: the try indices that are to be tried again}, counted as started."""
+    renewed = {}
+    for group in list(self._complete):
+      old = [e.try_index for e in group.episodes if _age(e, version) > max_age]
+      if 0 < len(old) < len(group.episodes) and allowed(group.id):
+        self._complete.remove(group)
+        self._open[group.id] = (group.task_id, len(group.episodes), [e for e in group.episodes if e.try_index not in old])
+        self.ledger.dropped["age"] += len(old)
+        self.ledger.started += len(old)
+        renewed[group.id] = old
+    return renewed
+
   def take(self, version: int, max_age: int, most: int | None = None) -> tuple[list[Group], int]:
     """(complete groups, at most `most` of them; episodes dropped for age). Age is the trainer's version minus the oldest version
     in the episode, measured now, when it is about to be trained on; age > max_age is dropped, age == max_age is kept."""
     taken, self._complete = self._complete[:most], self._complete[len(self._complete) if most is None else most :]
     groups, old = [], 0
     for group in taken:
-      fresh = [e for e in group.episodes if not e.records or version - e.oldest_version <= max_age]
+      fresh = [e for e in group.episodes if _age(e, version) <= max_age]
       old += len(group.episodes) - len(fresh)
       groups.append(Group(group.id, group.task_id, fresh))
     if old:
       self.ledger.dropped["age"] += old
     return [g for g in groups if g.episodes], old
+
+
+def _age(episode: Episode, version: int) -> int:
+  """The trainer's version minus the oldest one in the episode; 0 where nothing was written."""
+  return version - episode.oldest_version if episode.records else 0

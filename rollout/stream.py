@@ -1,19 +1,19 @@
-"""Sampling beside learning: environments never wait for the slowest, nor for the learner. Lesson chapter 4.
+"""Sampling beside learning: computers never wait for the slowest, nor for the learner. Lesson chapter 4.
 
-A thread of its own starts tries, batches whatever asks for an action, and files finished episodes; every environment steps in
-a thread of its own, so slow ones (another process, a virtual machine) hold nobody up. The learner takes complete groups when
-it wants them; the weights it publishes are used from the next action on, also in the middle of an episode, and every token
-says which version wrote it.
+A thread of its own drives the computers (rollout/scheduler.py) and files finished episodes. The learner takes complete groups when
+it wants them; the weights it publishes are used from the next action on, also in the middle of an episode, and every token says which
+version wrote it.
 """
 
 from __future__ import annotations
 
 import collections
-import queue as queues
+import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -22,62 +22,83 @@ from rollout.gather import Gathered
 from rollout.queue import GroupQueue
 from rollout.replay import Replay
 from rollout.sampler import Sampler
-from rollout.turn import Try, Turn
+from rollout.scheduler import Lane, Scheduler
+from rollout.turn import Try
+
+_TOPPED = 1 << 16  # added to a try's number in its key when it replaces one that grew too old
 
 
 class StreamBroken(RuntimeError):
-  """The sampling thread ended with an error, or gave no sign of life for too long. The cause is chained or named."""
+  """The sampling thread ended with an error, or no computer gave a sign of life for too long. The cause is chained or named."""
+
+
+@dataclasses.dataclass
+class Plan:
+  """A group that nobody has taken yet: its task, its number in the stream, how many tries it gets, whether it was topped up."""
+
+  task: Task
+  serial: int
+  tries: int
+  topped: bool = False
 
 
 class Stream:
   """`with Stream(...) as stream:` then `stream.gather(...)` at every update.
 
-  key(serial, try) -> uint32 [2]: a sampling key of its own for every try. reruns: how often a try that an infra error ended is
-  run again. patience: seconds to wait for more environments to ask before a batch is sampled. silence: seconds without any
-  event after which waiting learners are told that something hangs. note(name, seconds) accounts wall time.
+  computers: of which only this object may ask anything until `close`. key(serial, try) -> uint32 [2]: a sampling key of its own for
+  every try. silence: seconds without any answer after which waiting learners are told that something hangs. threaded: False lets the
+  learner's own thread drive while it waits, for simulated fleets. knobs: of the Scheduler.
   """
 
   def __init__(
-    self, sampler: Sampler, envs: list, groups: GroupQueue, key: Callable[..., np.ndarray], *, reruns: int = 2, patience: float = 0.005,
-    silence: float = 1800.0, note: Callable[[str, float], None] = lambda name, seconds: None,
+    self, sampler: Sampler, computers: Any, groups: GroupQueue, key: Callable[..., np.ndarray], *, patience: float = 0.005,
+    silence: float = 3600.0, threaded: bool = True, **knobs: Any,
   ):  # fmt: skip
-    self.sampler, self.groups, self.key, self.note = sampler, groups, key, note
-    self.reruns, self.patience, self.silence = reruns, patience, silence
+    self.groups, self.key, self.silence, self.threaded = groups, key, silence, threaded
+    self.sampler, self.scheduler = sampler, Scheduler(computers, patience=patience, **knobs)
     self.changed = threading.Condition()
     self.serial = 0  # groups ever opened
-    self.plans: dict[str, tuple[Task, int, int]] = {}  # open groups: task, serial, tries
+    self.plans: dict[str, Plan] = {}
     self._waiting: collections.deque[Try] = collections.deque()
-    self._faults: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
-    self._idle = [Turn(env, sampler.policy) for env in envs]
-    self._busy = 0
-    self._events: queues.SimpleQueue = queues.SimpleQueue()
-    self._closing, self._error, self._alive = threading.Event(), None, time.monotonic()
-    self._workers = ThreadPoolExecutor(max_workers=len(envs), thread_name_prefix="env")
+    self._practice = Lane(sampler, self._next)
+    self._others: list[Lane] = []  # of evaluations, which go first
+    self._filed: dict[Lane, list[Episode]] = {}
+    self._closing, self._error = False, None
     self._thread = threading.Thread(target=self._guarded, name="stream", daemon=True)
 
   def __enter__(self) -> Stream:
-    self._thread.start()
+    if self.threaded:
+      self._thread.start()
     return self
 
   def __exit__(self, *exc) -> None:
     self.close()
 
   def close(self, seconds: float = 10.0) -> None:
-    """Ends the thread. An environment that hangs in a step is left to its own deadline; nothing waits for it here."""
-    self._closing.set()
-    self._thread.join(seconds)
-    self._workers.shutdown(wait=False, cancel_futures=True)
+    """Ends the thread; the computers are the caller's again. What is still under way on them is not waited for."""
+    self._closing = True
+    if self._thread.ident is not None:
+      self._thread.join(seconds)
+    for lease in list(self.scheduler.turns):
+      with contextlib.suppress(RuntimeError):  # a pool that is closed already
+        lease.release()
 
   # -- what the learner calls, from its own thread
 
   def top_up(self, ahead: int, next_task: Callable[[], Task], tries: Callable[[str, int], int], group_size: int) -> None:
     """Opens groups until `ahead` are open or complete: the back-pressure. What is open is never thrown away for it."""
     with self.changed:
-      while len(self.plans) + self.groups.complete < ahead:
-        task = next_task()
-        self._open(f"s{self.serial}", task, self.serial, tries(task.id, group_size), ())
-        self.groups.ledger.started += self.plans[f"s{self.serial}"][2]
+      while len(self.plans) < ahead:
+        task, name = next_task(), f"s{self.serial}"
+        plan = self.plans[name] = Plan(task, self.serial, tries(task.id, group_size))
+        self.groups.open(name, task.id, plan.tries)
+        self._try(name, range(plan.tries))
         self.serial += 1
+
+  def _try(self, name: str, indices: Iterable[int]) -> None:
+    """Tries of a group, to be started. One that replaces a try that grew too old has a key of its own."""
+    plan = self.plans[name]
+    self._waiting.extend(Try(plan.task, name, k, self.key(plan.serial, k + _TOPPED * plan.topped)) for k in indices)
 
   def gather(
     self, replay: Replay, select: Callable, next_task: Callable[[], Task], rng: np.random.Generator, *, update: int, version: int,
@@ -93,9 +114,9 @@ class Stream:
     out, ledger, most = Gathered(version=version), self.groups.ledger, rounds * groups
     while len(out.kept) < groups and len(out.groups) < most:
       wanted = groups - len(out.kept)
-      ahead = min(wanted, most - len(out.groups)) if max_age == 0 else wanted + max_age * groups
-      self.top_up(ahead, next_task, tries, group_size)
-      fresh, old = self._take(version, max_age, wanted, clock)
+      room = min(wanted, most - len(out.groups))
+      self.top_up(room if max_age == 0 else wanted + max_age * groups, next_task, tries, group_size)
+      fresh, old = self._take(version, max_age, room, clock)
       kept, dropped, swapped = select(fresh, replay, rng)
       for episode in (e for group in fresh for e in group.episodes):
         replay.add(episode)
@@ -109,116 +130,103 @@ class Stream:
       ledger.check(in_flight=len(self.groups))
     return out
 
+  def run(self, sampler: Sampler, tries: Iterable[Try], clock: Callable) -> list[Episode]:
+    """Episodes of other tries, written by another sampler: they take the computers that become free before practice does, while what
+    is under way goes on."""
+    plan = list(tries)
+    waiting = collections.deque(plan)
+    lane = Lane(sampler, lambda: waiting.popleft() if waiting else None)
+    with self.changed:
+      self._filed[lane] = []
+      self._others.append(lane)
+    while len(self._filed[lane]) < len(plan):
+      self._wait(clock)
+    with self.changed:
+      self._others.remove(lane)
+      return self._filed.pop(lane)
+
   def _take(self, version: int, max_age: int, most: int, clock: Callable) -> tuple[list[Group], int]:
-    """At most `most` complete groups, waiting for the first. clock("waiting", seconds) is where a signal ends the wait."""
+    """At most `most` complete groups, waiting for the first, and how many episodes were dropped for their age. A group that loses
+    some of its tries so gets as many fresh ones, once; the second time it goes on without them."""
     while True:
-      began = time.monotonic()
       with self.changed:
-        if not self.groups.complete and self._error is None:
-          self.changed.wait(0.2)
-        if self._error is not None:
-          raise StreamBroken(f"sampling ended: {self._error!r}") from self._error
+        renewed = self.groups.renew(version, max_age, lambda name: not self.plans[name].topped)
+        for name, missing in renewed.items():
+          self.plans[name].topped = True
+          self._try(name, missing)
         groups, old = self.groups.take(version, max_age, most)
-      clock("waiting", time.monotonic() - began)
+        self.plans = {name: plan for name, plan in self.plans.items() if name in self.groups}
+      old += sum(map(len, renewed.values()))
       if groups or old:
         return groups, old
-      if time.monotonic() - self._alive > self.silence:
-        raise StreamBroken(f"no environment gave a sign of life for {self.silence:.0f} seconds: {self._busy} are busy, "
-                           f"{len(self._waiting)} tries wait")  # fmt: skip
+      self._wait(clock)
+
+  def _wait(self, clock: Callable) -> None:
+    """Until something changed, for a fifth of a second at most. clock("waiting", seconds) is where a signal ends the wait."""
+    began, now = time.monotonic(), self.scheduler.now
+    if not self.threaded:
+      self.drive(0.2)
+    with self.changed:
+      if self.threaded and self._error is None:
+        self.changed.wait(0.2)
+    if self._error is not None:
+      raise StreamBroken(f"sampling ended: {self._error!r}") from self._error
+    clock("waiting", time.monotonic() - began)
+    if now() - self.scheduler.heard > self.silence:
+      raise StreamBroken(f"no computer gave a sign of life for {self.silence:.0f} seconds: {self.report()}")
+
+  def curves(self) -> dict[str, float]:
+    """How busy the computers were since it was last asked for."""
+    return self.scheduler.utilisation()
+
+  def report(self) -> str:
+    """Who waits for what, for a watchdog's last words."""
+    tries = len(self._waiting) + len(self._practice.again)
+    return f"{self.scheduler.busy} computers are busy, {tries} tries wait\n{self.scheduler.computers.report()}"
 
   def state(self) -> dict:
-    """Groups in the making with their finished tries, and complete ones: nothing finished is lost with a save."""
+    """Groups that nobody has taken, with their finished tries: nothing finished is lost with a save."""
     with self.changed:
-      opened = [{"name": n, "task": t, "serial": s, "tries": k, "episodes": list(self.groups.so_far(n))}
-                for n, (t, s, k) in self.plans.items()]  # fmt: skip
-      return {"serial": self.serial, "open": opened, "complete": self.groups.waiting()}
+      plans = [{"name": n, "episodes": list(self.groups.so_far(n))} | vars(plan) for n, plan in self.plans.items()]
+    return {"serial": self.serial, "plans": plans}
 
   def restore(self, state: dict) -> None:
     """Goes on where `state` was taken: what was in flight is tried again under its own key."""
     with self.changed:
       self.serial = state["serial"]
-      self.groups.put_back(state["complete"])
-      for o in state["open"]:
-        self._open(o["name"], o["task"], o["serial"], o["tries"], o["episodes"])
-
-  def _open(self, name: str, task: Task, serial: int, size: int, episodes) -> None:
-    """A group in the making, `episodes` of whose tries are there already."""
-    self.plans[name] = (task, serial, size)
-    self.groups.reopen(name, task.id, size, list(episodes))
-    done = {e.try_index for e in episodes}
-    self._waiting.extend(Try(task, name, k, self.key(serial, k)) for k in range(size) if k not in done)
+      for saved in state["plans"]:
+        name, episodes = saved["name"], saved["episodes"]
+        plan = self.plans[name] = Plan(saved["task"], saved["serial"], saved["tries"], saved["topped"])
+        self.groups.reopen(name, plan.task.id, plan.tries, episodes)
+        done = {e.try_index for e in episodes}
+        self._try(name, [k for k in range(plan.tries) if k not in done])
 
   # -- the sampling thread
 
   def _guarded(self) -> None:
     try:
-      self._run()
+      while not self._closing:
+        self._advance(0.05)
     except BaseException as error:  # noqa: BLE001 - handed to the learner's thread, which raises it
       self._error = error
       with self.changed:
         self.changed.notify_all()
 
-  def _run(self) -> None:
-    asking: list[Turn] = []
-    while not self._closing.is_set():
-      self._start_tries()
-      asking += self._drain(0.0 if asking else 0.05)
-      if asking and len(asking) < self._busy:
-        asking += self._drain(self.patience)
-      if not asking:
-        continue
-      prompts, keys = [t.prompt() for t in asking], np.stack([t.key() for t in asking])
-      began = time.monotonic()
-      sampled = self.sampler.act(prompts, keys)
-      seconds = time.monotonic() - began
-      self.note("sampling", seconds)
-      for turn, prompt, out in zip(asking, prompts, sampled, strict=True):
-        self._workers.submit(self._step, turn, turn.advance, prompt, out, seconds)
-      asking = []
+  def drive(self, seconds: float) -> None:
+    """Drives the computers for so long, in the caller's thread: where there is no thread of its own."""
+    until = self.scheduler.now() + seconds
+    while (left := until - self.scheduler.now()) > 0:
+      self._advance(left)
 
-  def _start_tries(self) -> None:
-    with self.changed:
-      while self._idle and self._waiting:
-        turn, trial = self._idle.pop(), self._waiting.popleft()
-        self._busy += 1
-        self._workers.submit(self._step, turn, turn.begin, trial)
-
-  def _step(self, turn: Turn, act: Callable, *args) -> None:
-    """One environment's own work, in its own thread."""
-    began, episode, broke = time.monotonic(), None, None
-    try:
-      episode = act(*args)
-    except BaseException as error:  # noqa: BLE001 - raised again in the sampling thread
-      broke = error
-    self._events.put((turn, episode, broke))
-    self.note("environments", time.monotonic() - began)
-
-  def _drain(self, seconds: float) -> list[Turn]:
-    """Environments that ask for an action; waits up to `seconds` for the first. Files the episodes that ended."""
-    asking, wait = [], seconds
-    while True:
-      try:
-        turn, episode, error = self._events.get(timeout=wait) if wait else self._events.get_nowait()
-      except queues.Empty:
-        return asking
-      if error is not None:
-        raise error
-      self._alive, wait = time.monotonic(), 0.0
-      if episode is None:
-        asking.append(turn)
-      else:
-        self._ended(turn, episode)
-
-  def _ended(self, turn: Turn, episode: Episode) -> None:
-    before = self._faults[episode.group, episode.try_index]
-    with self.changed:
-      self._idle.append(turn)
-      self._busy -= 1
-      if not episode.scored and len(before) < self.reruns:
-        before.append(episode.end_cause)
-        self._waiting.appendleft(turn.trial)
-        return
-      episode.notes["faults"] = self._faults.pop((episode.group, episode.try_index))
-      if self.groups.add(episode):
-        del self.plans[episode.group]
+  def _advance(self, wait: float) -> None:
+    for lane, episode in self.scheduler.advance([*self._others, self._practice], wait):
+      with self.changed:
+        if lane is not self._practice:
+          self._filed[lane].append(episode)
+        else:
+          self.groups.add(episode)
         self.changed.notify_all()
+
+  def _next(self) -> Try | None:
+    with self.changed:
+      return self._waiting.popleft() if self._waiting else None

@@ -1,20 +1,19 @@
-"""One turn: the policy looks, writes, the environment acts. Many turns make an Episode; a free environment starts the next try."""
+"""One turn: the policy looks, writes, the environment acts. Many turns make an Episode; rollout/scheduler.py runs many at once."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from core.schema import End, Episode, Screen, Step, Task, TokenRecord, Unreadable
 from envs import actions
-from envs.errors import InfraError
+from envs.leases import Result
 from models.base import Policy
-from rollout.sampler import Sampled, Sampler
+from rollout.sampler import Sampled
 
 
 class Try(NamedTuple):
@@ -27,23 +26,24 @@ class Try(NamedTuple):
 
 
 class Turn:
-  """An environment and the try it is on. `begin`, then `prompt` and `advance` until `advance` returns the Episode."""
+  """One try on one computer. `hear` every answer; while it `asks`, the policy is to write: `prompt` and `key`, then `act`.
 
-  def __init__(self, env: Any, policy: Policy):
-    self.env, self.policy = env, policy
-    self.trial: Try | None = None
+  lease: of an envs.pool.Pool or an envs.inside.Inside; whoever took it gives it back when `hear` has returned the Episode.
+  """
 
-  def begin(self, trial: Try) -> Episode | None:
-    """Resets the environment to the try's start screen. Returns an Episode only if that failed (an infra error)."""
-    self.trial, self.started = trial, time.monotonic()
+  def __init__(self, lease: Any, policy: Policy, trial: Try, now: Callable[[], float] | None = None):
+    self.lease, self.policy, self.trial, self.now = lease, policy, trial, now or time.monotonic
+    self.started, self.asks = self.now(), False
     self.steps: list[Step] = []
     self.records: list[TokenRecord] = []
-    try:
-      self.obs, info = self.env.reset(options={"task": trial.task})
-    except InfraError as fault:
-      return self._end(End.INFRA_ERROR, type(fault).__name__, {}, None)
-    self.screen, self.notes = Screen.of(self.obs["screenshot"]), info["notes"]
-    return None
+    self.screen: Screen | None = None
+    lease.submit_reset(trial.task)
+
+  def hear(self, result: Result) -> Episode | None:
+    """What the computer answered. The Episode once it is over."""
+    if result.error is not None:
+      return self._end(End.INFRA_ERROR, type(result.error).__name__, {}, None)
+    return {"reset": self._opened, "step": self._stepped, "expire": self._expired}[result.op](result)
 
   def prompt(self):
     return self.policy.prompt(self.obs["goal"], [self.obs["screenshot"]], self.obs["text"])
@@ -53,46 +53,59 @@ class Turn:
     mixed = np.random.SeedSequence([*self.trial.key.tolist(), len(self.steps)])
     return mixed.generate_state(2, np.uint32)
 
-  def advance(self, prompt, sampled: Sampled, think_seconds: float = 0.0) -> Episode | None:
+  def act(self, prompt, sampled: Sampled, think_seconds: float = 0.0) -> None:
     """Acts with what was sampled. The text is decoded once for the environment and never tokenised again."""
-    h = len(self.steps)
-    text = self.policy.tokenizer.decode(sampled.tokens)
-    record = make_record(prompt, sampled, h)
-    started = time.monotonic()
-    try:
-      obs, _, terminated, truncated, info = self.env.step(text)
-    except InfraError as fault:
-      return self._end(End.INFRA_ERROR, type(fault).__name__, {}, None)
+    self.asks, self.written = False, (prompt, sampled, self.policy.tokenizer.decode(sampled.tokens), think_seconds)
+    self.lease.submit_step(self.written[2])
+
+  def _opened(self, result: Result) -> None:
+    self._look(*result.value)
+
+  def _look(self, obs: dict, info: dict) -> None:
+    self.obs, self.screen, self.notes, self.asks = obs, Screen.of(obs["screenshot"]), info["notes"], True
+
+  def _stepped(self, result: Result) -> Episode | None:
+    prompt, sampled, text, think_seconds = self.written
+    obs, _, terminated, truncated, info = result.value
     action = info["action"]
     raw, point = (None, None) if isinstance(action, Unreadable) else actions.aim(action)
     if not isinstance(action, Unreadable):  # numbers as numbers: how they were spelled stands in the text
       action = dataclasses.replace(action, args=plain(action.args), model_args=plain(action.model_args))
+    self.records.append(make_record(prompt, sampled, len(self.steps)))
     self.steps.append(
-      Step(self.screen, text, action, len(sampled.tokens), plain(raw), plain(point), think_seconds, time.monotonic() - started,
-           self.notes | {"entropy": float(sampled.entropy.sum())})  # fmt: skip
+      Step(
+        self.screen,
+        text,
+        action,
+        len(sampled.tokens),
+        plain(raw),
+        plain(point),
+        think_seconds,
+        result.seconds,
+        self.notes | {"entropy": float(sampled.entropy.sum())},
+      )  # fmt: skip
     )
-    self.records.append(record)
-    self.obs, self.screen, self.notes = obs, Screen.of(obs["screenshot"]), info["notes"]
-    limit = self.trial.task.limits.seconds
+    self._look(obs, info)
     if terminated or truncated:
-      end = End.TERMINATED if terminated else End.TRUNCATED
-      return self._end(end, info["cause"], info["rewards"], info["partial"])
-    if limit and time.monotonic() - self.started > limit:
-      try:
-        info = self.env.unwrapped.expire()  # the final state is still checked: a limit says when to look, not what is there
-      except InfraError as fault:
-        return self._end(End.INFRA_ERROR, type(fault).__name__, {}, None)
-      return self._end(End.TRUNCATED, "seconds", info["rewards"], info["partial"])
+      return self._end(End.TERMINATED if terminated else End.TRUNCATED, info["cause"], info["rewards"], info["partial"])
+    limit = self.trial.task.limits.seconds
+    if limit and self.now() - self.started > limit:
+      self.asks = False
+      self.lease.submit_expire()  # the final state is still checked: a limit says when to look, not what is there
     return None
 
+  def _expired(self, result: Result) -> Episode:
+    return self._end(End.TRUNCATED, "seconds", result.value["rewards"], result.value["partial"])
+
   def _end(self, end: End, cause: str, rewards: dict, partial: float | None) -> Episode:
+    self.asks = False
     task = self.trial.task
     seen = [s.notes["popup"] for s in self.steps if s.notes.get("popup")]
     return Episode(
       task_id=task.id, group=self.trial.group, try_index=self.trial.index, seed=task.seed, steps=self.steps, end=end,
       end_cause=cause, rewards=dict(rewards), records=self.records, goal=task.goal, family=task.family,
       checker=f"{task.env}/1", partial=partial, final_screen=self.screen if self.steps else None, step_limit=task.limits.steps,
-      notes={"popup": seen[0] if seen else "", "seconds": time.monotonic() - self.started},
+      notes={"popup": seen[0] if seen else "", "seconds": self.now() - self.started},
     )  # fmt: skip
 
 
@@ -118,58 +131,3 @@ def make_record(prompt, sampled: Sampled, step: int) -> TokenRecord:
     image_place=np.asarray(prompt.image_place, np.int32),
     image_step=np.full(len(prompt.image_place), step, np.int32),
   )
-
-
-def collect(
-  sampler: Sampler, envs: list, tries: Iterable[Try], policy: Policy, clock: Callable = lambda name, seconds: None, reruns: int = 2
-) -> Iterator[Episode]:
-  """Runs tries on a fixed set of environments and yields episodes as they finish. No barrier: a free environment takes the
-  next try at once, and the sampler batches whatever asks. clock(name, seconds) accounts the wall time.
-
-  A try that an infra error ended is run again, at most `reruns` times; notes["faults"] of its episode lists what broke before.
-  """
-  source, again = iter(tries), collections.deque()
-  faults: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
-  idle, busy = [Turn(env, policy) for env in envs], []
-
-  def ended(turn: Turn, episode: Episode) -> list[Episode]:
-    """The turn is free again; its episode counts unless it is to be run again."""
-    idle.append(turn)
-    before = faults[episode.group, episode.try_index]
-    if not episode.scored and len(before) < reruns:
-      before.append(episode.end_cause)
-      again.append(turn.trial)
-      return []
-    episode.notes["faults"] = faults.pop((episode.group, episode.try_index))
-    return [episode]
-
-  while True:
-    started = time.monotonic()
-    while idle:
-      trial = again.popleft() if again else next(source, None)
-      if trial is None:
-        break
-      turn = idle.pop()
-      failed = turn.begin(trial)
-      if failed is None:
-        busy.append(turn)
-      else:
-        yield from ended(turn, failed)
-    if not busy:
-      return
-    prompts = [turn.prompt() for turn in busy]
-    keys = np.stack([turn.key() for turn in busy])
-    asked = time.monotonic()
-    sampled = sampler.act(prompts, keys)
-    answered = time.monotonic()
-    clock("sampling", answered - asked)
-    finished, still = [], []
-    for turn, prompt, out in zip(busy, prompts, sampled):
-      episode = turn.advance(prompt, out, answered - asked)
-      if episode is None:
-        still.append(turn)
-      else:
-        finished += ended(turn, episode)
-    busy = still
-    clock("environments", time.monotonic() - answered + asked - started)
-    yield from finished

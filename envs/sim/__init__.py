@@ -12,6 +12,7 @@ import gymnasium as gym
 import ml_collections
 
 from core.schema import Episode, Task
+from envs.canary import Canary, do_nothing, known_good
 
 KINDS = ("sign_in", "rate_us", "notify")
 
@@ -62,13 +63,25 @@ def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
     raise ValueError("env." + str(e).replace("popup ", "popup_", 1)) from e
 
 
-def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True) -> gym.Env:
+def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = False) -> gym.Env:
   """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes; quick = step_seconds does not hold, as in
   evaluations."""
   from envs.sim.base import SimEnv, Slow
 
   env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
   return Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds)) if cfg.step_seconds and not quick else env
+
+
+def canaries(computer: str, cfg: ml_collections.ConfigDict) -> list[Canary]:
+  """A solved episode and one in which nothing is done, of the first practised task, under the pop-ups that practice has."""
+  from envs.sim.base import expert_text
+
+  env, task, texts = make(computer, cfg, quick=True), task_lists(computer, cfg)["practice"][0], []
+  env.reset(options={"task": task})
+  while not env.done:
+    texts.append(expert_text(env))
+    env.step(texts[-1])
+  return [known_good(task, texts), do_nothing(task)]
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:

@@ -21,6 +21,7 @@ from core.pack import shape_for
 from core.schema import SUCCESS, Action, End, Episode, Limits, Screen, Step, Task, Unreadable
 from core.session import Session
 from core.state import Weights
+from envs.inside import Inside
 from models import critic
 from models.base import Policy, Prompt
 from rollout import demos, instruments
@@ -31,16 +32,15 @@ from rollout.gather import Gathered, gather
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
 from rollout.sampler import Sampler
-from rollout.turn import Try, collect
+from rollout.scheduler import collect
+from rollout.turn import Try
 
 NAMES = available("agents", having="make")
 BUTTONS, GOALS = ("left", "right"), ("sun", "moon")
 STEPS, DECIDES = 3, 1
 RECORDS = 192  # 8 groups x 8 tries x 3 steps
 SHADES = 3
-TASKS = [
-  Task(f"{goal}/{shade}", goal, "buttons", "buttons", shade, {}, Limits(STEPS)) for goal in GOALS for shade in range(SHADES)
-]
+TASKS = [Task(f"{goal}/{shade}", goal, "buttons", "buttons", shade, {}, Limits(STEPS)) for goal in GOALS for shade in range(SHADES)]
 
 
 def right_button(goal: str) -> str:
@@ -241,13 +241,13 @@ def practise(name: str, params, workdir, spoil=None):
   """The policy's parameters after the updates of a recipe. spoil: what is done to the gathered groups before selection."""
   run = Run(name, workdir)
   learner = run.learner(jax.tree.map(jnp.array, params), copying=False)
-  envs, facts = [Buttons() for _ in range(64)], run.facts
+  computers, facts = Inside([Buttons() for _ in range(64)]), run.facts
   select = (lambda groups, *rest: run.agent.select(spoil(groups), *rest)) if spoil else run.agent.select
   for done in range(run.cfg.practice.updates):
     sampler().load(Weights(learner["states"]["policy"].params, facts["version"]))
     sampling = not 0 < run.agent.offline <= done
     got = gather(
-      sampler(), envs, GroupQueue(run.ledger), run.replay, select, run.curriculum.next, run.session.key, run.rng, update=done,
+      sampler(), computers, GroupQueue(run.ledger), run.replay, select, run.curriculum.next, run.session.key, run.rng, update=done,
       version=facts["version"], groups=8, rounds=1, group_size=run.cfg.agent.group_size, max_age=2, clock=run.clock,
     ) if sampling else Gathered()  # fmt: skip
     outs = [] if sampling and run.agent.offline else train.learn(run, learner, run.updates, got, [])[0]
@@ -264,7 +264,7 @@ def practise(name: str, params, workdir, spoil=None):
 def success(params, tries=192) -> float:
   sampler().load(Weights(params, 0))
   planned = [Try(TASKS[i % len(TASKS)], f"eval{i}", 0, np.array([7, i], np.uint32)) for i in range(tries)]
-  return float(np.mean([e.success for e in collect(sampler(), [Buttons() for _ in range(64)], planned, POLICY)]))
+  return float(np.mean([e.success for e in collect(sampler(), Inside([Buttons() for _ in range(64)]), planned)]))
 
 
 def test_the_copied_policy_passes_one_try_in_two(copied):

@@ -15,6 +15,7 @@ from hand_played import conserved
 
 from core.schema import SUCCESS
 from envs import canary, errors, processes, sim
+from envs.inside import Inside
 from envs.pool import EnvSpec, Pool, State, defaults, spec_of
 from envs.sim.base import expert_text, play
 from envs.sim.popups import Popups
@@ -113,6 +114,8 @@ def test_an_episode_through_a_worker_is_the_same_bit_for_bit(phone, phones):
 class Writer:
   """A policy and its sampler that read nothing and write the script."""
 
+  policy = property(lambda self: self)
+
   class tokenizer:
     decode = staticmethod(lambda tokens: ("wait()", "tap(0.50, 0.20)", "press(BACK)", "oops")[int(tokens[0])])
 
@@ -130,14 +133,15 @@ def test_rollouts_drive_it_like_an_environment_in_process(phone, phones):
   """jax runs in the trainer by then, and no worker has it."""
   import jax
 
-  from rollout.turn import Try, collect
+  from rollout.scheduler import collect
+  from rollout.turn import Try
 
   jax.devices()
   tasks = sim.task_lists("sim/phone", phone)["practice"][:5]
   plan = [Try(task, f"g{i}", k, np.array([i, k], np.uint32)) for i, task in enumerate(tasks) for k in range(2)]
   shown = []
-  for envs in ([sim.make("sim/phone", phone) for _ in range(2)], [phones.env() for _ in range(2)]):
-    episodes = sorted(collect(Writer(), envs, plan, Writer()), key=lambda e: (e.group, e.try_index))
+  for computers in (Inside([sim.make("sim/phone", phone) for _ in range(2)]), phones):
+    episodes = sorted(collect(Writer(), computers, plan), key=lambda e: (e.group, e.try_index))
     shown.append(
       [(e.group, e.try_index, e.end, e.end_cause, e.rewards, e.final_screen.ref,
         [(s.screen.ref, s.text, s.action, s.point, s.notes) for s in e.steps])

@@ -5,6 +5,7 @@ import pytest
 
 import envs.sim as sim
 from core.schema import Action, End, Episode, Screen, Step
+from envs.inside import Inside
 from envs.sim import tasks
 from models import tiny
 from rollout import demos
@@ -37,12 +38,14 @@ def test_practice_sees_the_same_contexts_as_copying(copied):
   computer, policy, episodes = copied
   e = demos.with_records(episodes[0], policy)
   task = next(t for t in tasks.demonstration_tasks(computer, 6, 2) if t.id == e.task_id)
-  turn = Turn(sim.make(computer, sim.defaults(), clean=True), policy)
-  played = turn.begin(Try(task, "g", 0, np.array([0, 0], np.uint32)))
+  computers = Inside([sim.make(computer, sim.defaults(), clean=True)])
+  turn = Turn(computers.try_lease(), policy, Try(task, "g", 0, np.array([0, 0], np.uint32)))
+  played = turn.hear(computers.wait(0.0)[0][1])
   for r in e.records:
     assert played is None
     ids = r.tokens[r.is_action]
-    played = turn.advance(turn.prompt(), Sampled(ids, np.full(len(ids), -0.5, np.float32), np.zeros(len(ids), np.float32), 3))
+    turn.act(turn.prompt(), Sampled(ids, np.full(len(ids), -0.5, np.float32), np.zeros(len(ids), np.float32), 3))
+    played = turn.hear(computers.wait(0.0)[0][1])
   assert played.success and [s.text for s in played.steps] == [s.text for s in e.steps]
   for a, b in zip(played.records, e.records, strict=True):
     for name in ("tokens", "is_action", "step", "image_place", "image_step"):

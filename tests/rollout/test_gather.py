@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents.base import select_groups
+from envs.inside import Inside
 from rollout.gather import gather
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
@@ -43,8 +44,8 @@ def world(scripted_env, policy, sampler):
 
     env.reset = scripted_reset
     got = gather(
-      sampler, [env], kept["queue"], kept["replay"], select, next_task, key, np.random.default_rng(0), update=update, version=version,
-      groups=groups, rounds=rounds, group_size=size, max_age=max_age, clock=lambda name, seconds: None,
+      sampler, Inside([env]), kept["queue"], kept["replay"], select, next_task, key, np.random.default_rng(0), update=update,
+      version=version, groups=groups, rounds=rounds, group_size=size, max_age=max_age, clock=lambda name, seconds: None,
     )  # fmt: skip
     return got
 

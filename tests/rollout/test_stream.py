@@ -10,6 +10,7 @@ import pytest
 from agents.base import select_groups, select_scored
 from core import blob
 from core.schema import End
+from envs.inside import Inside
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
 from rollout.stream import Stream, StreamBroken
@@ -40,7 +41,7 @@ def stream_of(scripted_env, policy, sampler):
       step = envs[i].step
       envs[i].step = lambda text, step=step, seconds=seconds: (release.wait(seconds), step(text))[1]
     key = lambda serial, k: np.array([serial, k], np.uint32)
-    stream = Stream(sampler, envs, GroupQueue(Ledger()), key, patience=0.001, **knobs)
+    stream = Stream(sampler, Inside(envs, threads=True), GroupQueue(Ledger()), key, patience=0.001, **knobs)
     opened.append(stream)
     return stream
 
@@ -49,6 +50,7 @@ def stream_of(scripted_env, policy, sampler):
   for stream in opened:
     if stream._thread.is_alive():
       stream.close()
+    stream.scheduler.computers.close()
 
 
 def gather(stream, tasks, update=0, select=select_scored, clock=lambda name, seconds: None, **how):
@@ -106,14 +108,14 @@ def test_an_episode_goes_on_under_new_weights_and_its_tokens_say_so(stream_of, t
   assert written == sorted(written) and set(written) == {0, 1} and got.episodes[0].oldest_version == 0
 
 
-def test_what_is_too_old_when_it_would_be_trained_on_is_dropped_and_replaced(stream_of, task):
+def test_what_is_too_old_when_it_would_be_trained_on_is_dropped_and_replaced(stream_of, task, sampler):
   """max_age 1, and the trainer is at version 2 when it takes what version 0 wrote: dropped by age, and others sampled."""
   tasks = Tasks(task)
   with stream_of() as stream:
     stream.top_up(2, tasks, lambda task_id, default: default, 2)
     while stream.groups.complete < 2:
       time.sleep(0.005)
-    stream.sampler.version = 2
+    sampler.version = 2
     got = gather(stream, tasks, version=2, max_age=1)
     assert got.dropped["age"] == 4 and len(got.kept) == 2
     assert {e.oldest_version for e in got.episodes} == {2}
@@ -126,7 +128,7 @@ def test_a_slow_computer_holds_nobody_up(stream_of, task):
   tasks = Tasks(task)
   with stream_of(slow={0: 20.0}) as stream:
     got = gather(stream, tasks, groups=8, group_size=1, max_age=4)
-    assert len(got.kept) == 8 and len(stream.plans) >= 1 and stream._busy >= 1
+    assert len(got.kept) == 8 and len(stream.plans) >= 1 and stream.scheduler.busy >= 1
 
 
 def test_a_group_that_cannot_teach_is_followed_by_others_up_to_the_cap(stream_of, task):
@@ -146,7 +148,7 @@ def test_a_try_that_broke_is_run_again_and_the_third_time_it_is_an_infra_error(s
     assert got.kept == [] and got.dropped["infra_error"] == 1 and got.episodes[0].end == End.INFRA_ERROR
 
 
-def test_an_error_in_the_sampling_thread_reaches_the_learner(stream_of, task):
+def test_an_error_in_the_sampling_thread_reaches_the_learner(stream_of, task, sampler):
   class Bug(Exception):
     pass
 
@@ -154,14 +156,14 @@ def test_an_error_in_the_sampling_thread_reaches_the_learner(stream_of, task):
     raise Bug("of ours")
 
   stream = stream_of()
-  stream.sampler.act = broken
+  sampler.act = broken
   with stream, pytest.raises(StreamBroken, match="Bug"):
     gather(stream, Tasks(task))
 
 
 def test_a_computer_that_hangs_ends_the_wait_and_closing_does_not_wait_for_it(stream_of, task):
   began = time.monotonic()
-  says = "sign of life for 0 seconds: 1 are busy"
+  says = "sign of life for 0 seconds: 1 computers are busy"
   with stream_of(slots=1, slow={0: 20.0}, silence=0.3) as stream, pytest.raises(StreamBroken, match=says):
     gather(stream, Tasks(task), groups=1, group_size=1, max_age=0)
   assert time.monotonic() - began < 15.0
@@ -184,7 +186,7 @@ def test_a_save_keeps_what_is_finished_and_tries_the_rest_again_under_its_own_ke
   stream = stream_of(slots=3, slow={0: 1.0})  # the last environment takes the first try
   with stream:
     stream.top_up(2, tasks, lambda task_id, default: default, 2)
-    while sum(len(stream.groups.so_far(n)) for n in stream.plans) + 2 * stream.groups.complete < 3:
+    while sum(len(stream.groups.so_far(n)) for n in stream.plans) < 3:
       time.sleep(0.005)
     text, arrays, screens = blob.encode({"stream": stream.state(), "ledger": stream.groups.ledger.state()})
   saved = blob.decode(text, arrays, screens.__getitem__)
@@ -193,24 +195,25 @@ def test_a_save_keeps_what_is_finished_and_tries_the_rest_again_under_its_own_ke
   again.restore(saved["stream"])
   left = list(again._waiting)
   assert len(left) == 1 and again.groups.complete == 1 and books(again) == (4, 0, 0, 4)
-  serial = again.plans[left[0].group][1]
+  serial = again.plans[left[0].group].serial
   assert left[0].key.tolist() == [serial, left[0].index] and again.serial == 2
   with again:
     got = gather(again, tasks, max_age=0)
   assert len(got.kept) == 2 and len(tasks.made) == 2 and books(again) == (4, 4, 0, 0)
 
 
-def test_many_updates_with_random_delays_end_and_leave_no_thread(stream_of, task):
+def test_many_updates_with_random_delays_end_and_leave_no_thread(stream_of, task, sampler):
   """16 environments, weights published at every update, 60 updates, random delays: no deadlock, and the law holds at each."""
   rng = np.random.default_rng(0)
   tasks = Tasks(task, steps=2)
   threads = threading.active_count()
   with stream_of(slots=16, slow={i: float(d) for i, d in enumerate(rng.exponential(0.004, 16))}) as stream:
     for version in range(60):
-      stream.sampler.version = version
+      sampler.version = version
       got = gather(stream, tasks, version=version, groups=1, max_age=2)
       assert len(got.kept) == 1
       assert max(version - e.oldest_version for e in got.episodes) <= 2
+  stream.scheduler.computers.close()
   deadline = time.monotonic() + 5
   while threading.active_count() > threads and time.monotonic() < deadline:
     time.sleep(0.02)

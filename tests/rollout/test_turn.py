@@ -6,12 +6,14 @@ import pytest
 
 from core.schema import SUCCESS, End, Unreadable
 from core.state import Weights
+from envs.inside import Inside
 from envs.sim import tasks as sim_tasks
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
 from rollout import turn as turn_module
 from rollout.sampler import Sampler
-from rollout.turn import Try, Turn, collect
+from rollout.scheduler import collect
+from rollout.turn import Try, Turn
 
 KEY = np.array([1, 2], np.uint32)
 
@@ -22,15 +24,19 @@ def tries(*tasks, group="g"):
 
 def run_one(env, policy, sampler, task, versions=None):
   """Plays one try by hand, with the sampler's version changed before each step if asked."""
-  turn = Turn(env, policy)
-  episode = turn.begin(Try(task, "g", 4, KEY))
-  while episode is None:
-    if versions:
-      sampler.version = versions.pop(0)
-    prompt = turn.prompt()
-    (sampled,) = sampler.act([prompt], turn.key()[None])
-    episode = turn.advance(prompt, sampled, 0.125)
-  return episode
+  computers = Inside([env])
+  turn = Turn(computers.try_lease(), policy, Try(task, "g", 4, KEY))
+  while True:
+    ((_, result),) = computers.wait(0.0)
+    episode = turn.hear(result)
+    if episode is not None:
+      return episode
+    if turn.asks:
+      if versions:
+        sampler.version = versions.pop(0)
+      prompt = turn.prompt()
+      (sampled,) = sampler.act([prompt], turn.key()[None])
+      turn.act(prompt, sampled, 0.125)
 
 
 # -- tokens in, tokens out
@@ -64,12 +70,9 @@ def test_training_rebuilds_the_context_that_was_shown(scripted_env, tiny_policy,
   """E12: image, positions and placeholders from the stored episode are those of the prompt the sampler saw."""
   s = Sampler(tiny_policy, (1,))
   s.load(Weights(tiny_params, 0))
-  turn = Turn(scripted_env(), tiny_policy)
-  episode, shown = turn.begin(Try(task(steps=3), "g", 0, KEY)), []
-  while episode is None:
-    prompt = turn.prompt()
-    shown.append(prompt)
-    episode = turn.advance(prompt, s.act([prompt], turn.key()[None])[0])
+  shown, real = [], s.act
+  s.act = lambda prompts, keys: shown.extend(prompts) or real(prompts, keys)
+  episode = run_one(scripted_env(), tiny_policy, s, task(steps=3))
   for prompt, record in zip(shown, episode.records, strict=True):
     n = len(prompt.tokens)
     assert record.tokens[:n].tolist() == prompt.tokens.tolist()
@@ -190,14 +193,14 @@ def test_all_tries_come_back_once_and_nobody_waits(scripted_env, policy, sampler
   """Two environments; one try of 10 steps and nine of 1: the short ones pass through the other environment meanwhile, so 10
   sampler calls do (with a barrier each pair would wait for its slower half)."""
   plan = tries(task("long", steps=10), *(task(f"short{i}", steps=1) for i in range(9)))
-  done = [e.task_id for e in collect(sampler, [scripted_env(), scripted_env()], plan, policy)]
+  done = [e.task_id for e in collect(sampler, Inside([scripted_env(), scripted_env()]), plan)]
   assert sorted(done) == sorted(t.task.id for t in plan)
   assert sampler.batches == [2] * 9 + [1] and done[-1] == "long"
 
 
 def test_episodes_are_handed_over_as_they_finish(scripted_env, policy, sampler, task):
   log = []
-  stream = collect(sampler, [scripted_env(log), scripted_env(log)], tries(task("long", steps=50), task("short", steps=2)), policy)
+  stream = collect(sampler, Inside([scripted_env(log), scripted_env(log)]), tries(task("long", steps=50), task("short", steps=2)))
   assert next(stream).task_id == "short" and len(log) == 4
   assert next(stream).task_id == "long" and len(log) == 52
   assert next(stream, None) is None
@@ -206,21 +209,21 @@ def test_episodes_are_handed_over_as_they_finish(scripted_env, policy, sampler, 
 def test_tries_are_taken_when_there_is_room(scripted_env, policy, sampler, task):
   taken = []
   plan = (taken.append(t.index) or t for t in tries(*(task(f"t{i}", steps=2) for i in range(5))))
-  stream = collect(sampler, [scripted_env()], plan, policy)
-  assert (next(stream).try_index, taken) == (0, [0])
-  assert (next(stream).try_index, taken) == (1, [0, 1])
+  stream = collect(sampler, Inside([scripted_env()]), plan)
+  assert (next(stream).try_index, taken) == (0, [0, 1])  # the next one is at hand
+  assert (next(stream).try_index, taken) == (1, [0, 1, 2])
 
 
 def test_fewer_tries_than_environments_and_none(scripted_env, policy, sampler, task):
-  assert len(list(collect(sampler, [scripted_env() for _ in range(4)], tries(task()), policy))) == 1
-  assert list(collect(sampler, [scripted_env()], [], policy)) == [] and max(sampler.batches) == 1
+  assert len(list(collect(sampler, Inside([scripted_env() for _ in range(4)]), tries(task())))) == 1
+  assert list(collect(sampler, Inside([scripted_env()]), [])) == [] and max(sampler.batches) == 1
 
 
 @pytest.mark.parametrize("place", ["reset", 2])
 @pytest.mark.parametrize("times, reruns, faults, scored", [(1, 2, 1, True), (2, 2, 2, True), (3, 2, 2, False), (1, 0, 0, False)])
 def test_a_broken_try_is_run_again_up_to_a_cap(scripted_env, policy, sampler, task, place, times, reruns, faults, scored):
   plan = tries(task("bad", fault={place: times}), task("good"), task("fine"))
-  done = {e.task_id: e for e in collect(sampler, [scripted_env()], plan, policy, reruns=reruns)}
+  done = {e.task_id: e for e in collect(sampler, Inside([scripted_env()]), plan, reruns=reruns)}
   assert set(done) == {"bad", "good", "fine"} and done["good"].success and done["fine"].success
   assert done["bad"].scored == scored and done["bad"].notes["faults"] == ["Broken"] * faults
   assert done["good"].notes["faults"] == []
@@ -235,8 +238,8 @@ def test_the_clock_is_told_where_the_time_went(scripted_env, policy, sampler, ta
   step = env.step
   env.step = lambda text: now.__setitem__(0, now[0] + 10) or step(text)
   sampler.act = lambda p, k: now.__setitem__(0, now[0] + 3) or act(p, k)
-  (e,) = collect(sampler, [env], tries(task(steps=2)), policy, clock=lambda name, seconds: told.append((name, seconds)))
-  assert told == [("sampling", 3.0), ("environments", 10.0)] * 2
+  (e,) = collect(sampler, Inside([env]), tries(task(steps=2)), clock=lambda name, seconds: told.append((name, seconds)))
+  assert [t for t in told if t[1]] == [("sampling", 3.0), ("environments", 10.0)] * 2
   assert [s.think_seconds for s in e.steps] == [3.0, 3.0] and [s.env_seconds for s in e.steps] == [10.0, 10.0]
 
 
@@ -244,7 +247,7 @@ def test_the_clock_is_told_where_the_time_went(scripted_env, policy, sampler, ta
 
 
 def test_every_step_of_every_try_has_its_own_key(scripted_env, policy, sampler, task):
-  list(collect(sampler, [scripted_env() for _ in range(3)], tries(*(task(f"t{i}", steps=4) for i in range(8))), policy))
+  list(collect(sampler, Inside([scripted_env() for _ in range(3)]), tries(*(task(f"t{i}", steps=4) for i in range(8)))))
   assert len(sampler.keys) == len(set(sampler.keys)) == 32
 
 
@@ -262,14 +265,14 @@ def told(episodes):
 def test_the_same_keys_give_the_same_episodes_whatever_the_slots(real_sampler, tiny_policy, scripted_env, task):
   """E11: a real policy whose words change the screens it sees next; 1, 3 and 8 environments, and the tries in another order."""
   plan = tries(*(task(f"t{i % 2}", seed=i % 2, steps=3) for i in range(8)))
-  run = lambda slots, order: told(collect(real_sampler, [scripted_env() for _ in range(slots)], order, tiny_policy))
+  run = lambda slots, order: told(collect(real_sampler, Inside([scripted_env() for _ in range(slots)]), order))
   want = run(8, plan)
   assert len(want) == 8 and run(1, plan) == want and run(3, plan) == want and run(3, plan[::-1]) == want
 
 
 def test_tries_of_a_group_share_the_start_and_differ_in_what_they_do(real_sampler, tiny_policy, scripted_env, task):
   plan = tries(*[task("t", seed=5, steps=2)] * 8)
-  episodes = list(collect(real_sampler, [scripted_env() for _ in range(8)], plan, tiny_policy))
+  episodes = list(collect(real_sampler, Inside([scripted_env() for _ in range(8)]), plan))
   assert len({e.steps[0].screen.ref for e in episodes}) == 1
   assert len({e.steps[0].text for e in episodes}) > 4
 
@@ -277,7 +280,7 @@ def test_tries_of_a_group_share_the_start_and_differ_in_what_they_do(real_sample
 def test_two_tries_at_a_simulated_phone_that_say_the_same_see_the_same(policy, sampler):
   t = sim_tasks.practice_tasks("sim/phone", 1)[0]
   envs = [SimEnv("sim/phone", Popups(0.5, 1)) for _ in range(2)]
-  first, second = collect(sampler, envs, tries(t, t), policy)
+  first, second = collect(sampler, Inside(envs), tries(t, t))
   assert first.steps[0].screen.ref == second.steps[0].screen.ref
   assert [s.screen.ref for s in first.steps] == [s.screen.ref for s in second.steps]  # same words, same luck
   assert first.notes["popup"] == second.notes["popup"] != ""
