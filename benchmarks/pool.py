@@ -1,6 +1,6 @@
 """A fleet of slow computers before anyone pays for it: the real pool, scheduler, queue and ages over simulated computers, 8 to 4,096.
 
-  python -m benchmarks.pool [--hours=4] [--computers=8,64,256,1024,4096] [--seconds=20]
+  python -m benchmarks.pool [--hours=4] [--computers=8,64,256,1024,4096] [--seconds=60]
 
 Long tail: 90% of the episodes take a minute, 10% ten. "in turn": the learner waits for all tries of an update, then trains while the
 computers stand still. "beside": the next tries go on meanwhile, under weights up to max_age versions old. Utilisation is the share of
@@ -27,6 +27,7 @@ from rollout.replay import Replay
 from rollout.stream import Stream
 
 STEPS, TRIES, TRAIN = 10, 8, 30.0  # of an episode; of a group; seconds of an update
+RNG = np.random.default_rng(0)  # of replay, which is off here
 SHORT, LONG, SHARE = 60.0, 600.0, 0.1
 # The desktop study of the lesson's chapter 4: computers, minutes a batch (every computer's next episode), hours a pass of 1,024.
 LESSON = ((8, 3.0, 6.0), (256, 19.0, 1.2))
@@ -55,7 +56,7 @@ def learn(stream: Stream, sampler: Writer, updates: int, groups: int, max_age: i
   for version in range(updates):
     sampler.version = version
     got = stream.gather(
-      Replay(0), select_scored, lambda: next(tasks), np.random.default_rng(0), update=version, version=version, groups=groups, rounds=8,
+      Replay(0), select_scored, lambda: next(tasks), RNG, update=version, version=version, groups=groups, rounds=8,
       group_size=TRIES, max_age=max_age, clock=lambda name, seconds: None,
     )  # fmt: skip
     episodes = [e for g in got.kept for e in g.episodes]
@@ -154,12 +155,14 @@ def workers(count: int, seconds: float) -> None:
     with Pool(spec_of(cfg), knobs) as pool:
       stream = Stream(Writer(), pool, GroupQueue(Ledger()), lambda *n: np.array([*n, 0][:2], np.uint32))
       with stream:
-        order, sampler = iter(short * 1000), stream.sampler
+        order = iter(short * 1000)
         how = {"groups": max(1, count // TRIES), "rounds": 8, "group_size": TRIES, "max_age": max_age, "clock": lambda name, seconds: None}
         began, trained, version = None, 0, 0
         while began is None or time.monotonic() < began + seconds:
-          sampler.version = version
-          got = stream.gather(Replay(0), select_scored, lambda: next(order), np.random.default_rng(0), update=0, version=version, **how)
+          stream.sampler.version = version
+          got = stream.gather(
+            Replay(0), select_scored, functools.partial(next, order), np.random.default_rng(0), update=0, version=version, **how
+          )
           if began is None:  # the workers have booted
             began, _ = time.monotonic(), stream.curves()
           else:
@@ -189,5 +192,5 @@ if __name__ == "__main__":
   flags.DEFINE_float("hours", 4.0, "Simulated hours of a fleet of 256 (of larger ones fewer).", lower_bound=0.1)
   flags.DEFINE_list("computers", ["8", "64", "256", "1024", "4096"], "Sizes of fleets.")
   flags.DEFINE_integer("workers", 16, "Real worker processes.", lower_bound=8)
-  flags.DEFINE_float("seconds", 30.0, "Of each measurement with real ones.", lower_bound=5)
+  flags.DEFINE_float("seconds", 60.0, "Of each measurement with real ones.", lower_bound=5)
   app.run(main)

@@ -3,17 +3,23 @@
 import functools
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
+from conftest import Broken
 
 from agents.base import select_groups, select_scored
 from core import blob
-from core.schema import End
+from core.schema import End, Episode, Limits, Task, TokenRecord
 from envs.inside import Inside
+from envs.leases import Result
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
+from rollout.sampler import Sampled
+from rollout.scheduler import Lane, Scheduler
 from rollout.stream import Stream, StreamBroken
+from rollout.turn import Try
 
 SELECT = functools.partial(select_groups, use_replay=False, drop_equal=True)
 
@@ -218,3 +224,113 @@ def test_many_updates_with_random_delays_end_and_leave_no_thread(stream_of, task
   while threading.active_count() > threads and time.monotonic() < deadline:
     time.sleep(0.02)
   assert threading.active_count() <= threads
+
+
+def test_a_group_that_lost_tries_to_age_gets_fresh_ones_once(stream_of, task, sampler):
+  """Two computers, a group of 2: one try is done under version 0, the slow one ends under version 3. Taken at version 3 with max_age 1
+  the first is too old: it is dropped and tried again, and the group comes whole. Books: 2 + 1 started, 1 dropped, 2 trained."""
+  tasks = Tasks(task)
+  with stream_of(slots=2, slow={0: 0.3}) as stream:
+    stream.top_up(1, tasks, lambda task_id, default: default, 2)
+    first = next(iter(stream.plans))
+    while not stream.groups.so_far(first):
+      time.sleep(0.005)
+    old = stream.groups.so_far(first)[0].try_index
+    slow = next(turn for turn, _ in list(stream.scheduler.turns.values()))
+    slow.written = (slow.written[0], slow.written[1]._replace(version=3), *slow.written[2:])  # written under version 3
+    sampler.version = 3
+    while not stream.groups.complete:
+      time.sleep(0.005)
+    got = gather(stream, tasks, groups=2, version=3, max_age=1)
+    assert first in {g.id for g in got.kept} and got.dropped["age"] == 1
+    assert {e.oldest_version for e in got.episodes} == {3} and [len(g.episodes) for g in got.kept] == [2, 2]
+    assert stream.groups.ledger.trained == 4 and stream.groups.ledger.started >= 5
+  assert len(set(sampler.keys)) == len(sampler.keys)  # the fresh try has a key of its own
+
+
+def test_a_group_is_topped_up_once_and_then_goes_on_without_the_old(policy):
+  queue = GroupQueue(Ledger())
+  queue.open("g", "t", 3)
+  for k, version in enumerate((0, 4, 5)):
+    queue.add(written("g", k, version))
+  assert queue.renew(5, 2, lambda name: False) == {} and queue.complete == 1
+  assert queue.renew(5, 2, lambda name: True) == {"g": [0]} and queue.complete == 0 and len(queue) == 3
+  assert queue.ledger.started == 4 and queue.ledger.dropped["age"] == 1
+  queue.add(written("g", 0, 5))
+  groups, old = queue.take(7, 2)
+  assert old == 1 and [e.try_index for e in groups[0].episodes] == [0, 2]  # version 4 is 3 old by then
+
+
+def written(group, index, version):
+  record = TokenRecord(
+    np.array([1, 7], np.int32), np.array([False, True]), np.zeros(2, np.float32), np.array([-1, version], np.int32),
+    np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32),
+  )  # fmt: skip
+  return Episode("t", group, index, 0, [], End.TERMINATED, "agent", {"success": 1.0}, [record])
+
+
+def test_other_tries_share_the_computers_and_go_first(stream_of, task, policy):
+  """An evaluation of 6 tries while practice is under way: written by its own sampler, none of them in practice's books."""
+  tasks, judge = Tasks(task, steps=3), _Judge(policy)
+  with stream_of(slots=3) as stream:
+    stream.top_up(4, tasks, lambda task_id, default: default, 2)
+    plan = [Try(task(f"e{i}", steps=2), "eval", i, np.array([9, i], np.uint32)) for i in range(6)]
+    episodes = stream.run(judge, plan, lambda name, seconds: None)
+    assert sorted(e.try_index for e in episodes) == list(range(6)) and all(e.group == "eval" for e in episodes)
+    assert {int(v) for e in episodes for r in e.records for v in r.version[r.is_action]} == {77}
+    got = gather(stream, tasks, groups=4, version=0, max_age=2)
+    assert len(got.kept) == 4 and {e.oldest_version for e in got.episodes} == {0}
+
+
+class _Judge:
+  """Another sampler: version 77."""
+
+  def __init__(self, policy):
+    self.policy = policy
+
+  def act(self, prompts, keys):
+    return [Sampled(np.array([9, 1], np.int32), np.zeros(2, np.float32), np.zeros(2, np.float32), 77) for _ in prompts]
+
+
+def test_without_a_thread_the_learner_drives(policy, sampler, scripted_env, task):
+  """For simulated fleets: nothing happens but in the learner's own waits, and in `drive`."""
+  tasks = Tasks(task, steps=2)
+  stream = Stream(sampler, Inside([scripted_env() for _ in range(2)]), GroupQueue(Ledger()), lambda s, k: np.array([s, k], np.uint32),
+                  patience=0.0, threaded=False)  # fmt: skip
+  with stream:
+    stream.top_up(2, tasks, lambda task_id, default: default, 2)
+    assert not sampler.batches
+    got = gather(stream, tasks, max_age=0)
+    assert len(got.kept) == 2 and threading.active_count() >= 1 and sampler.batches == [2] * 4
+
+
+def test_how_busy_the_computers_are():
+  """By hand: 2 computers, 10 seconds; one holds a try from 0 to 8 and steps for 5 of them: (8 + 0) / 20 and 5 / 20."""
+  now = [0.0]
+
+  class One:
+    size, parked, answers = 2, {}, []
+
+    def try_lease(self):
+      return self if not self.answers else None
+
+    def submit_reset(self, task):
+      self.answers = [Result("reset", None, Broken("x"), 5.0)]
+
+    def wait(self, seconds):
+      now[0] = 8.0
+      return [(self, self.answers[0])]
+
+    def release(self):
+      pass
+
+  lane = Lane(types.SimpleNamespace(policy=None), iter([Try(Task("t", "g", "e", "f", 0, {}, Limits(1)), "g", 0, None), None]).__next__)
+  scheduler = Scheduler(One(), reruns=0, now=lambda: now[0])
+  ((_, episode),) = scheduler.advance([lane])
+  now[0] = 10.0
+  assert episode.end_cause == "Broken" and scheduler.utilisation() == {
+    "rate/environment_utilisation": 0.4,
+    "rate/environment_stepping": 0.25,
+  }
+  now[0] = 20.0
+  assert scheduler.utilisation() == {"rate/environment_utilisation": 0.0, "rate/environment_stepping": 0.0}
