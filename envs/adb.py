@@ -202,18 +202,28 @@ class Device:
     until, told = time.monotonic() + seconds, "never seen"
     while (left := until - time.monotonic()) > 0:
       try:
-        if (told := self.state(left)) == "device":
-          break
-      except DeviceLost as lost:
-        told = str(lost)
-      if ":" in self.serial:
-        query(self.address, f"host:disconnect:{self.serial}", left) if told == "offline" else None
-        told = query(self.address, f"host:connect:{self.serial}", left)
+        told = self._reach(left)
+      except (DeviceLost, DeviceHung) as fault:
+        told = str(fault)
+      if told == "device":
+        break
       time.sleep(min(0.05, left))
     else:
       raise DeviceLost(f"{self.serial}: not ready within {seconds:g} s: {told}")
     if "shell_v2" not in self.features(max(1.0, until - time.monotonic())):
       raise DeviceLost(f"{self.serial}: its adbd has no shell_v2, wanted Android 7 or later")
+
+  def _reach(self, seconds: float) -> str:
+    """The device's state, after one try to connect to it if it is host:port and not there."""
+    try:
+      told = self.state(seconds)
+    except DeviceLost as lost:
+      told = str(lost)
+    if told == "device" or ":" not in self.serial:
+      return told
+    if told == "offline":
+      query(self.address, f"host:disconnect:{self.serial}", seconds)
+    return query(self.address, f"host:connect:{self.serial}", seconds)
 
 
 class Server:

@@ -1,6 +1,7 @@
 """Processes that an environment starts beside itself, in a private folder: recorded, and ended with it or by the next one.
 
-They stay in the session and process group of whoever started them, so that a pool which ends a worker finds them too.
+They stay in the session and process group of whoever started them, so that a pool which ends a worker finds them too, and Linux ends
+them with the thread that started them, where util-linux's setpriv is there to ask for it.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ class Nest:
     self.close = weakref.finalize(self, _close, self.folder, self.children)
 
   def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Child:
-    """Starts a program; FileNotFoundError or PermissionError if there is none."""
-    log = self.folder / f"log{len(self.children)}.txt"
+    """Starts a program, whose path was found before."""
+    log, tied = self.folder / f"log{len(self.children)}.txt", shutil.which("setpriv")
+    argv = [tied, "--pdeathsig", "KILL", "--", *argv] if tied else list(argv)
     with log.open("wb") as out:
-      popen = subprocess.Popen(list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder)
+      popen = subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder)
     self.children.append(Child(popen, log))
     self._write()
     return self.children[-1]

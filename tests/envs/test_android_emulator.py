@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -182,12 +183,28 @@ def test_e15_its_whole_family_ends_with_it_and_nothing_is_left(program):
   assert wait_for(lambda: not left(*who)) and not folder.exists()
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="ties children to their parent")
+def test_e15_linux_ends_a_child_with_its_owner():
+  script = (
+    "from envs.children import Nest; import sys, time, os; nest = Nest('tied'); "
+    "child = nest.start([sys.executable, '-c', 'import time; time.sleep(3600)'], os.environ); print(child.pid, flush=True); time.sleep(60)"
+  )
+  owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+  pid = int(owner.stdout.readline())
+  who = (pid, processes.start_time(pid))
+  owner.kill()
+  owner.wait()
+  owner.stdout.close()
+  assert wait_for(lambda: not left(who))
+  children.sweep("tied")
+
+
 def test_e15_what_a_dead_owner_left_is_ended_by_the_next(tmp_path, monkeypatch):
   """Killed from outside, so that nothing of it could tidy up; another owner's process, alive, is left alone."""
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   monkeypatch.setattr("tempfile.tempdir", None)
   script = (
-    "from envs.children import Nest; import sys, time, os; nest = Nest('test'); "
+    "from envs.children import Nest; import shutil, sys, time, os; nest = Nest('test'); shutil.which = lambda name: None; "
     "child = nest.start([sys.executable, '-c', 'import time; time.sleep(3600)'], os.environ); print(child.pid, flush=True); time.sleep(60)"
   )
   owners = []
