@@ -141,6 +141,8 @@ def check(cfg) -> None:
   for name in ("offline", "pretrain_updates"):
     if 0 < p.updates <= cfg.agent.get(name, 0):
       raise ValueError(f"agent.{name} is {cfg.agent[name]} of practice.updates={p.updates}: none would be left to learn in, wanted fewer")
+  if not p.workers and any(cfg.env.get("faults", {}).values()):
+    raise ValueError("env.faults break the process they are in: wanted practice.workers=True with them, so that it is a worker's")
   for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint)):
     if path:
       raise ValueError(f"{name} is {path}, but this version has the embedded default only: leave it empty")

@@ -13,6 +13,7 @@ import ml_collections
 
 from core.schema import Episode, Task
 from envs.canary import Canary, do_nothing, known_good
+from envs.sim import fragile
 
 KINDS = ("sign_in", "rate_us", "notify")
 
@@ -27,6 +28,7 @@ def defaults() -> ml_collections.ConfigDict:
       "step_seconds": 0.0,  # a step of practice takes so long, as on a real computer; 0 = as fast as it can
       "slow_share": 0.1,  # of the episodes take slow_factor times that, while step_seconds is above 0
       "slow_factor": 5.0,
+      "faults": fragile.defaults(),  # chances with which an episode breaks its computer, to rehearse; practice only, with workers
       "practice_tasks": 256,  # start states practised, again and again
       "in_domain_tasks": 32,  # of those, evaluated under new sampling keys
       "held_out_tasks": 96,  # evaluated only, disjoint by construction
@@ -47,6 +49,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     raise ValueError(f"env.step_seconds is {cfg.step_seconds}, wanted 0 (no waiting) to 60")
   if not (0 <= cfg.slow_share <= 1 and cfg.slow_factor >= 1):
     raise ValueError(f"env.slow_share, slow_factor are {cfg.slow_share}, {cfg.slow_factor}, wanted a share and a factor of 1 or more")
+  fragile.check(cfg.faults)
   if not 1 <= cfg.in_domain_tasks <= cfg.practice_tasks:
     raise ValueError(f"env.in_domain_tasks is {cfg.in_domain_tasks}, wanted 1 to env.practice_tasks ({cfg.practice_tasks})")
   if not 1 <= cfg.held_out_tasks <= 96:
@@ -64,12 +67,14 @@ def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
 
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = False) -> gym.Env:
-  """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes; quick = step_seconds does not hold, as in
-  evaluations."""
+  """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes; quick = step_seconds and faults do not
+  hold, as in evaluations."""
   from envs.sim.base import SimEnv, Slow
 
   env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
-  return Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds)) if cfg.step_seconds and not quick else env
+  if cfg.step_seconds and not quick:
+    env = Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds))
+  return fragile.Fragile(env, cfg.faults.to_dict()) if sum(cfg.faults.values()) and not quick else env
 
 
 def canaries(computer: str, cfg: ml_collections.ConfigDict) -> list[Canary]:

@@ -41,9 +41,7 @@ def write(thought: str, kind: str, args: dict) -> str:
 def families() -> dict[str, list[dict]]:
   """Every combination of parameters of each task family."""
   return {
-    "shopping": [
-      {"shop": s, "adj": a, "noun": n, "rank": r} for s in SHOPS for a in ADJECTIVES for n in NOUNS for r in range(len(RANKS))
-    ]
+    "shopping": [{"shop": s, "adj": a, "noun": n, "rank": r} for s in SHOPS for a in ADJECTIVES for n in NOUNS for r in range(len(RANKS))]
   }
 
 

@@ -1,0 +1,130 @@
+"""A whole run on computers that break: what it costs, what it learns from, and whether anything is lost, scored wrongly or left behind.
+
+  python -m benchmarks.chaos [--episodes=500] [--out=runs/chaos]
+
+Two runs of train.py from one copied policy, with worker processes and slow steps: one in peace, one in which a tenth of the episodes kill
+their worker, 5% hang it, 5% raise, 2% show a black screen and 2% half a one; that one is itself killed (-9) once and resumed.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+from core.metrics import read_jsonl
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CHAOS = {"die": 0.10, "hang": 0.05, "throw": 0.05, "black": 0.02, "cut": 0.02}
+GROUPS, TRIES = 4, 8
+
+
+def command(workdir: pathlib.Path, overrides: list[str]) -> list[str]:
+  args = [f"--config.{o}" for o in overrides]
+  return [sys.executable, "train.py", "--config=configs/android.py", f"--workdir={workdir}", *args]
+
+
+def start(workdir: pathlib.Path, overrides: list[str]) -> subprocess.Popen:
+  workdir.mkdir(parents=True, exist_ok=True)
+  with open(workdir / "log.txt", "ab") as log:
+    return subprocess.Popen(command(workdir, overrides), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+
+def finish(run: subprocess.Popen, workdir: pathlib.Path) -> None:
+  if run.wait() != 0:
+    raise SystemExit(f"{workdir} ended with {run.returncode}: see {workdir / 'log.txt'}")
+
+
+def workers_of(pid: int) -> list[int]:
+  """Workers that are alive and were started by this process."""
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+      words = (path / "cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile
+      continue
+    if b"envs.worker" in words and words[-2] == str(pid).encode():
+      found.append(int(path.name))
+  return found
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+  until = time.monotonic() + seconds
+  while workers_of(pid) and time.monotonic() < until:
+    time.sleep(0.1)
+  return not workers_of(pid)
+
+
+def episodes(workdir: pathlib.Path) -> list[tuple]:
+  with sqlite3.connect(workdir / "episodes" / "index.sqlite") as index:
+    return index.execute("SELECT end, end_cause, success, rewards, notes FROM episodes").fetchall()
+
+
+def faults(rows: list[tuple]) -> collections.Counter:
+  """Attempts that broke, by cause: those that were run again, and those that were given up."""
+  out = collections.Counter(cause for *_, notes in rows for cause in json.loads(notes).get("faults", ()))
+  out.update(cause for end, cause, *_ in rows if end == "infra_error")
+  return out
+
+
+def rate(workdir: pathlib.Path) -> float:
+  """Scored episodes a minute, the first update, which boots and compiles, left out."""
+  rows = read_jsonl(workdir / "metrics.jsonl")[1:]
+  return sum(r["rate/episodes_per_minute"] * r["rate/update_seconds"] for r in rows) / sum(r["rate/update_seconds"] for r in rows)
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  out = pathlib.Path(FLAGS.out).resolve()
+  updates = -(-FLAGS.episodes // (GROUPS * TRIES))
+  common = [
+    "practice.workers=True", f"practice.slots={FLAGS.slots}", f"practice.updates={updates}", f"practice.groups={GROUPS}",
+    "practice.rounds=1", "practice.max_age=4", "env.step_seconds=0.1", "env.slow_factor=2.0", "eval.every=0", "eval.tries=1",
+    "save.every=1", "pool.backoff=0.1",
+    "pool.quarantine_faults=1000", "pool.spares=2", "pool.boots=2", f"pool.deadlines.act={FLAGS.deadline}", "pool.deadlines.settle=0.1",
+    "pool.deadlines.observe=2.0", "pool.deadlines.evaluate=2.0", "pool.park=0",
+  ]  # fmt: skip
+  copied = out / "copied"
+  finish(start(copied, ["practice.updates=0", *common[3:], "copy.updates=300"]), copied)
+  rates = {}
+  for name, broken in (("peace", {}), ("chaos", CHAOS)):
+    workdir = out / name
+    knobs = [f"copy.start={copied}", *common, *(f"env.faults.{kind}={chance}" for kind, chance in broken.items())]
+    run = start(workdir, knobs)
+    if broken:  # killed half way, as no handler can see
+      while (
+        run.poll() is None and len(read_jsonl(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []) < updates // 2
+      ):
+        time.sleep(0.2)
+      os.kill(run.pid, signal.SIGKILL)
+      run.wait()
+      print(f"killed -9 half way; its workers are gone: {gone(run.pid)}", flush=True)
+      run = start(workdir, knobs)
+    finish(run, workdir)
+    rows, rates[name] = episodes(workdir), rate(workdir)
+    broke = faults(rows)
+    given_up = [row for row in rows if row[0] == "infra_error"]
+    wrong = sum(success is not None or rewards != "{}" for _, _, success, rewards, _ in given_up)
+    left = 0 if gone(run.pid) else len(workers_of(run.pid))
+    print(f"{name}: {len(rows)} episodes, {sum(broke.values())} attempts broke {dict(broke.most_common())}, {len(given_up)} given up, "
+          f"{wrong} of them scored; {rates[name]:.0f} episodes a minute; workers left: {left}", flush=True)  # fmt: skip
+  lost = 100 * (1 - rates["chaos"] / rates["peace"])
+  print(f"throughput lost to chaos: {lost:.0f}%; every update's books added up, or the run would have ended")
+
+
+FLAGS = flags.FLAGS
+
+if __name__ == "__main__":
+  flags.DEFINE_integer("episodes", 500, "Episodes of each run.", lower_bound=64)
+  flags.DEFINE_integer("slots", 12, "Worker processes.", lower_bound=2)
+  flags.DEFINE_float("deadline", 3.0, "Seconds for an action.", lower_bound=0.5)
+  flags.DEFINE_string("out", "runs/chaos", "Where the runs go.")
+  app.run(main)
