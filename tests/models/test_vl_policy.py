@@ -1,0 +1,269 @@
+"""A vision-language policy as the loop uses it: made from a checkpoint folder, sampled by rollout/sampler.py, scored as train.py does,
+and at the size of the real ones without allocating anything."""
+
+import collections
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import decoder, qwen2_5_vl, qwen3_vl, vision_language
+from models.config import ModelConfig
+from models.decoder import Leaf, Vision
+from models.images import ImageSpec, image_grid
+from models.vision import Run, bucket_for, vision_plan
+from models.vision_language import Seen, VLConfig
+from rollout.sampler import Sampler
+from rollout.turn import make_record
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
+FAMILIES = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}
+SCREEN = (120, 90)  # 4 x 3 tokens at a factor of 28 or 32
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def family(request):
+  return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+  """A checkpoint folder without weights: the tiny config with the chat tokenizer's ids and a file with a short instruction."""
+  path = tmp_path_factory.mktemp(family)
+  shutil.copy(GOLDEN / "chat" / "tokenizer.json", path)
+  shutil.copy(GOLDEN / family / "preprocessor_config.json", path)
+  config = json.loads((GOLDEN / family / "config.json").read_text())
+  tokens = {t["content"]: t["id"] for t in json.loads((path / "tokenizer.json").read_text())["added_tokens"]}
+  config["image_token_id"] = tokens["<|image_pad|>"]
+  config["text_config"]["vocab_size"] = max(tokens.values()) + 1
+  (path / "config.json").write_text(json.dumps(config))
+  (path / "instruction.txt").write_text("Go: {goal}")
+  return path
+
+
+def knobs(folder, **changed):
+  cfg = vision_language.defaults()
+  cfg.update(dict(max_prompt=160, max_action=5, dtype="float32", remat="none", instruction=str(folder / "instruction.txt")) | changed)
+  return cfg
+
+
+@pytest.fixture(scope="module")
+def policy(family, folder):
+  return FAMILIES[family].make(knobs(folder), str(folder), "desktop", SCREEN)
+
+
+def screen(seed, size=SCREEN):
+  return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+
+
+def history(policy, n):
+  """n earlier steps; step h wrote one letter and the end of turn."""
+  s = policy.prompt.args[0]
+  t = policy.tokenizer
+  return [Seen(vision_language.image(s, screen(h)), "", [*t.encode("abcdef"[h]), t.eos_id]) for h in range(n)]
+
+
+def test_prompt_with_history_by_hand(policy):
+  p = policy.prompt("red", [screen(9)], "", history(policy, 2))
+  n = policy.tokens_per_image
+  assert n == 12 and len(p.image_place) == 3 and p.images.shape[0] == 3 and p.images.dtype == np.uint8
+  for place in p.image_place:
+    assert (p.tokens[place : place + n] == policy.tokenizer.image_id).all()
+  for i, seed in enumerate((0, 1, 9)):
+    assert np.array_equal(p.images[i], policy.image(screen(seed)))
+  # an image of 3 x 4 tokens moves the position by 4 instead of 12
+  assert p.positions.shape == (3, len(p.tokens)) and p.next_position == len(p.tokens) - 3 * (12 - 4)
+  assert p.positions[:, -1].tolist() == [p.next_position - 1] * 3
+
+
+def test_sampled_log_probabilities_are_the_trainers(policy):
+  """Two prompts of different lengths with two screenshots each: through the sampler's cache, then as one packed row."""
+  rng = np.random.default_rng(0)  # sharp, and no bias is 0
+  params = jax.tree.map(
+    lambda a: rng.normal(float(a.ndim == 1), 0.2, a.shape).astype(np.float32), jax.eval_shape(policy.init, jax.random.key(0))
+  )
+  from core.state import Weights
+
+  sampler = Sampler(policy, (1,))
+  sampler.load(Weights(params, 3))
+  records, images = [], []
+  for i in range(2):
+    p = policy.prompt("open the mug"[: 4 + 8 * i], [screen(20 + i)], "", history(policy, 1))
+    out = sampler.act([p], np.array([[1, i]], np.uint32))[0]
+    assert 1 <= len(out.tokens) <= policy.max_action
+    records.append((make_record(p, out, 0), out))
+    images.append(p.images)
+  n, length = policy.tokens_per_image, sum(len(r) for r, _ in records) + 7
+  tokens, segments, slot, mask = (np.full((1, length), fill, np.int32) for fill in (0, 0, -1, 0))
+  positions, logp, at, used = np.zeros((3, 1, length), np.int32), np.zeros(length, np.float32), 0, 0
+  for i, (record, _) in enumerate(records):
+    where = slice(at, at + len(record))
+    tokens[0, where], segments[0, where], mask[0, where] = record.tokens, i + 1, record.is_action
+    positions[:, 0, where], logp[where] = policy.positions(record), record.logp
+    for place in record.image_place:
+      slot[0, at + place : at + place + n] = used * n + np.arange(n)
+      used += 1
+    at += len(record)
+
+  @jax.jit
+  def score(params, images):
+    features = policy.encode_images(params, images)
+    hidden = policy.forward(params, tokens, positions, segments, features, slot)
+    return policy.token_logprobs(params, hidden, tokens, mask.astype(bool), 2 * policy.max_action)[0]
+
+  got = np.asarray(score(params, np.concatenate(images)))[0]
+  np.testing.assert_allclose(got, logp, atol=2e-5)
+  assert logp.min() < -0.5
+  other = np.asarray(score(params, np.concatenate(images)[::-1]))[0]
+  assert np.abs(other - logp).max() > 1e-3  # the screenshots matter
+
+
+def test_init_makes_every_leaf(policy):
+  """As the tree says it and in the dtype asked for; its numbers are decoder.init_leaves'."""
+  tree = vision_language.leaves(policy.prompt.args[0].cfg)
+  want = jax.tree.map(lambda leaf: (leaf.shape, jnp.float32), tree, is_leaf=lambda x: isinstance(x, Leaf))
+  assert jax.tree.map(lambda a: (a.shape, a.dtype), jax.eval_shape(policy.init, jax.random.key(0))) == want
+
+
+def test_stored_records_get_the_positions_they_were_sampled_at(policy):
+  from rollout.sampler import Sampled
+
+  p = policy.prompt("red", [screen(9)], "", history(policy, 1))
+  record = make_record(p, Sampled(np.arange(3, dtype=np.int32), np.zeros(3), np.zeros(3), 0), 0)
+  written = np.broadcast_to(p.next_position + np.arange(3), (3, 3))
+  assert np.array_equal(policy.positions(record), np.concatenate([p.positions, written], 1))
+
+
+def test_window_forgets_screenshots(family, folder):
+  policy = FAMILIES[family].make(knobs(folder, mode="window", screens=2), str(folder), "desktop", SCREEN)
+  p = policy.prompt("red", [screen(9)], "", history(policy, 3))
+  assert (
+    p.images.shape[0] == 2 and np.array_equal(p.images[1], policy.image(screen(9))) and np.array_equal(p.images[0], policy.image(screen(2)))
+  )
+
+
+def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path):
+  make = lambda folder=folder, screen=SCREEN, **changed: FAMILIES[family].make(knobs(folder, **changed), str(folder), "desktop", screen)
+  with pytest.raises(ValueError, match="mode is 'all', wanted one of append, window"):
+    make(mode="all")
+  with pytest.raises(ValueError, match="screens is 0, wanted 1 or more"):
+    make(screens=0)
+  with pytest.raises(ValueError, match="does not fit into 20: raise the prompt's budget"):
+    make(max_prompt=20)
+  with pytest.raises(ValueError, match=r"uint8 \(90, 121, 3\), the policy was made for uint8 \(90, 120, 3\)"):
+    policy.prompt("red", [screen(0, (121, 90))])
+  bad = tmp_path / "bad"
+  shutil.copytree(folder, bad)
+  (bad / "instruction.txt").write_text("Go: {goal}")
+  config = json.loads((bad / "config.json").read_text())
+  for change, message in (
+    (lambda c: c.update(image_token_id=5), "an image token is .* in tokenizer.json and 5 in config.json"),
+    (lambda c: c["vision_config"].update(out_hidden_size=8), "image features have width 8, the decoder 32"),
+    (lambda c: c["vision_config"].update(patch_size=7), r"\(patch, merge\) is \(1[46], 2\) in preprocessor_config.json and \(7, 2\)"),
+    (lambda c: c["vision_config"].pop("depth"), "vision_config lacks 'depth'"),
+  ):
+    changed = json.loads(json.dumps(config))
+    change(changed)
+    (bad / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=message):
+      make(bad)
+
+
+# -- the real sizes
+
+
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+QWEN3_ROPE = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+ROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
+QWEN25 = dict(
+  model_type="qwen2_5_vl", rms_norm_eps=1e-6, max_position_embeddings=128_000, rope_theta=1e6, rope_scaling=ROPE, image_token_id=151655
+)
+QWEN25_VISION = dict(depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, patch_size=14, spatial_merge_size=2,
+                     temporal_patch_size=2, window_size=112, fullatt_block_indexes=[7, 15, 23, 31])  # fmt: skip
+QWEN3 = dict(model_type="qwen3_vl", rms_norm_eps=1e-6, max_position_embeddings=262_144, vocab_size=151936, num_key_value_heads=8,
+             head_dim=128, rope_theta=5e6, rope_scaling=QWEN3_ROPE, image_token_id=151655)  # fmt: skip
+QWEN3_VISION = dict(num_heads=16, patch_size=16, spatial_merge_size=2, temporal_patch_size=2, num_position_embeddings=2304)
+
+
+def text(base, width, layers, heads, mlp, **more):
+  return base | dict(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=mlp) | more
+
+
+REAL = {  # billions of parameters in all and of the tower, counted in transformers' own models on a meta device
+  "Qwen2.5-VL-3B": (
+    text(QWEN25, 2048, 36, 16, 11008, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True), QWEN25_VISION, 3.755, 0.669,
+  ),
+  "Qwen2.5-VL-7B": (text(QWEN25, 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064), QWEN25_VISION, 8.292, 0.677),
+  "Qwen3-VL-2B": (
+    text(QWEN3, 2048, 28, 16, 6144, tie_word_embeddings=True),
+    QWEN3_VISION | dict(depth=24, hidden_size=1024, intermediate_size=4096, deepstack_visual_indexes=[5, 11, 17]), 2.128, 0.407,
+  ),
+  "Qwen3-VL-4B": (
+    text(QWEN3, 2560, 36, 32, 9728, tie_word_embeddings=True),
+    QWEN3_VISION | dict(depth=24, hidden_size=1024, intermediate_size=4096, deepstack_visual_indexes=[5, 11, 17]), 4.438, 0.415,
+  ),
+  "Qwen3-VL-8B": (
+    text(QWEN3, 4096, 36, 32, 12288),
+    QWEN3_VISION | dict(depth=27, hidden_size=1152, intermediate_size=4304, deepstack_visual_indexes=[8, 16, 24]), 8.767, 0.576,
+  ),
+}  # fmt: skip
+
+
+def real(name):
+  raw, tower_raw, _, _ = REAL[name]
+  tower_raw = tower_raw | {"out_hidden_size": raw["hidden_size"]}
+  tower = FAMILIES[raw["model_type"]].TOWER
+  spec = ImageSpec(tower_raw["patch_size"], 2, 78_400, 2_116_800, *CLIP)
+  return VLConfig(ModelConfig.from_dict(raw | {"vision_config": tower_raw}), tower.config(tower_raw), spec, tower)
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_parameters_of_the_published_sizes(name):
+  count = lambda tree: sum(np.prod(leaf.shape, dtype=float) for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Leaf))) / 1e9
+  tree = vision_language.leaves(real(name))
+  assert round(count(tree), 3) == REAL[name][2] and round(count(tree["visual"]), 3) == REAL[name][3]
+
+
+def shapes(jaxpr, found):
+  """Every array of a program and of the programs inside it."""
+  for eqn in jaxpr.eqns:
+    found.update(v.aval.shape for v in [*eqn.invars, *eqn.outvars] if hasattr(v.aval, "shape"))
+    for param in eqn.params.values():
+      for inner in param if isinstance(param, tuple | list) else [param]:
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+          shapes(inner, found)
+  return found
+
+
+@pytest.mark.parametrize("what", ["score", "train"])
+def test_no_array_is_as_large_as_the_full_logits(what):
+  """Qwen2.5-VL-7B, one row of 65,536 tokens with 15 screenshots of 1080p, 8,192 of them action tokens: full logits would be 37 GiB of
+  float32. The vocabulary is a side of the head and of a chunk of 1024 tokens only."""
+  cfg, length, count = real("Qwen2.5-VL-7B"), 65_536, 15
+  grid = image_grid((1920, 1080), cfg.images)
+  plan = vision_plan([grid] * count, cfg.vision, bucket_for([grid], cfg.vision, count))
+  aval = jax.ShapeDtypeStruct
+  batch = dict(
+    tokens=aval((1, length), jnp.int32), positions=aval((3, 1, length), jnp.int32), segments=aval((1, length), jnp.int32),
+    slot=aval((1, length), jnp.int32), mask=aval((1, length), bool), patches=aval((count, grid[0] * grid[1], 3 * 14 * 14), jnp.uint8),
+  )  # fmt: skip
+
+  def score(params, b):
+    features = vision_language.encode_images(params, cfg, b["patches"], plan, Run(remat="full"))
+    vision = Vision(**features, slot=b["slot"])
+    hidden = decoder.forward(params, cfg.text, b["tokens"], b["positions"], b["segments"], vision, remat="full")
+    return decoder.token_logprobs(params, cfg.text, hidden, b["tokens"], b["mask"], 8192)
+
+  train = jax.value_and_grad(lambda params, b: sum(x.sum() for x in score(params, b)))
+  params = decoder.abstract(vision_language.leaves(cfg), jnp.bfloat16)
+  found = shapes(jax.make_jaxpr({"score": score, "train": train}[what])(params, batch).jaxpr, collections.Counter())
+  vocab, size = cfg.text.vocab, lambda shape: np.prod(shape, dtype=float)
+  assert max(map(size, found)) < length * vocab / 1.4  # what a training step keeps: the input of each layer and block, 12 GiB each
+  assert max(size(s) for s in found if vocab in s) == cfg.text.width * vocab and (1, 1024, vocab) in found
+  assert not [s for s in found if length in s and s.count(length) > 1]  # nor all scores of a row
