@@ -5,7 +5,8 @@ Behind it stands the simulated phone (envs/sim/phone.py) as the one application 
 has neither, and everything else here is what a real phone has: shell, shell_v2 and exec services, input, screencap, am, dumpsys, ...
 One shell line is one action of the agent, and one tick of the simulated phone.
 
-`DeviceDouble` is the device. `ServerDouble` is an adb server in front of one, for tests without adb. Faults are attributes, see Shell.
+`DeviceDouble` is the device; `python -m tests.envs.adb_device 8` starts eight and prints what to give env.image. `ServerDouble` is an
+adb server in front of one, for tests without adb. Faults are attributes, see Shell.
 """
 
 import base64
@@ -15,6 +16,7 @@ import json
 import shlex
 import socket
 import struct
+import sys
 import threading
 import time
 
@@ -383,3 +385,8 @@ class ServerDouble(Listener):
     while connection.recv(4096):
       pass
     return None
+
+
+if __name__ == "__main__":
+  print(",".join(DeviceDouble().serial for _ in range(int(sys.argv[1]))), flush=True)
+  threading.Event().wait()
