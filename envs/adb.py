@@ -222,8 +222,12 @@ class Device:
     if told == "device" or ":" not in self.serial:
       return told
     if told == "offline":
-      query(self.address, f"host:disconnect:{self.serial}", seconds)
-    return query(self.address, f"host:connect:{self.serial}", seconds)
+      self.detach(seconds)
+    return f"{told}; {query(self.address, f'host:connect:{self.serial}', seconds)}"
+
+  def detach(self, seconds: float) -> None:
+    """Forgets a connection that is no longer good, so that `attach` makes a new one."""
+    query(self.address, f"host:disconnect:{self.serial}", seconds)
 
 
 class Server:

@@ -42,7 +42,7 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "image": "",  # serials or host:port, commas between, or avd:NAME; every environment has one of its own
       "grammar": "phone",  # phone, digirl or androidworld
-      "screen": (sim.vocabulary("sim/phone")[1]),  # (width, height) the agent is shown; (0, 0): as it is; another size is resized
+      "screen": (0, 0),  # (width, height) the agent is shown; (0, 0): the phone's own at the start; another size is resized to it
       "tasks": "",  # a file: .txt, one goal a line, or .jsonl; "": the practice application of the test device
       "held_out": "",  # the same for tasks that are only evaluated
       "steps": 20,  # step limit of tasks that name none
@@ -74,6 +74,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   sim.check(ml_collections.ConfigDict(cfg.to_dict() | {"computer": "sim/phone"}))
   if not places(cfg):
     raise ValueError("env.image is empty: wanted serials or host:port of devices, commas between, or avd:NAME")
+  if len(set(places(cfg))) < len(places(cfg)):
+    raise ValueError(f"env.image is {cfg.image!r}, wanted every device once")
   wanted = {
     "grammar": (cfg.grammar in GRAMMARS, " or ".join(GRAMMARS)),
     "screenshot": (cfg.screenshot in ("raw", "png"), "raw or png"),
@@ -128,7 +130,11 @@ class Phone(Handset):
         self.emulator.restore()
     if self.server.ensure():
       self.device.address = self.server.address
+    elif self.cfg.snapshot:  # what the saved state's adbd remembers of this connection is another time's
+      self.device.detach(self.cfg.attach_seconds)
     self.device.attach(self.cfg.attach_seconds)
+    if self.cfg.snapshot:
+      self.health()
 
   def close(self) -> None:
     for part in (self.server, self.emulator, self.lock):

@@ -55,7 +55,6 @@ def defaults() -> ml_collections.ConfigDict:
       "computer": COMPUTER,
       "server": "",  # http://host:port of AndroidWorld's server, commas between several; every environment has one of its own
       "grammar": "androidworld",
-      "screen": (0, 0),
       "suite_seed": 42,  # of the tasks' parameters
       "combinations": 2,  # instances of every task
       "held_out_every": 4,  # of the task types in alphabetical order, every so-manieth is never practised

@@ -6,6 +6,7 @@ them with the thread that started them, where util-linux's setpriv is there to a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -105,8 +106,9 @@ def sweep(name: str) -> list[int]:
         continue
       record = json.loads((folder / RECORD).read_text())
     except (FileNotFoundError, NotADirectoryError):
-      if folder.exists() and time.time() - folder.stat().st_mtime > GRACE:
-        shutil.rmtree(folder, ignore_errors=True)
+      with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+        if time.time() - folder.stat().st_mtime > GRACE:
+          shutil.rmtree(folder, ignore_errors=True)
       continue
     if not processes.alive(*record["owner"]):
       for pid, start in record["children"]:

@@ -22,6 +22,8 @@ class Lock:
   def __init__(self, name: str):
     folder = pathlib.Path(tempfile.gettempdir()) / f"practice-locks-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+      raise PermissionError(f"{folder} belongs to another user: remove it, or set TMPDIR to a folder of your own")
     self.file = (folder / "".join(c if c.isalnum() or c in "-." else "_" for c in name)).open("a")
     try:
       fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)

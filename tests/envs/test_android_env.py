@@ -304,6 +304,7 @@ def test_task_files(tmp_path):
   "given, told",
   [
     ({"image": ""}, "env.image is empty"),
+    ({"image": "a:1,a:1"}, "env.image is 'a:1,a:1', wanted every device once"),
     ({"grammar": "desktop"}, "env.grammar is 'desktop', wanted phone or digirl"),
     ({"screenshot": "jpg"}, "env.screenshot is 'jpg', wanted raw or png"),
     ({"snapshot": "clean"}, "env.snapshot is 'clean', wanted empty"),
