@@ -68,7 +68,7 @@ def defaults() -> ml_collections.ConfigDict:
       "model": "",  # the model's name there, where the server wants one
       "key_env": "",  # the environment variable that holds the key; empty = no key is sent
       "folder": "",  # where weights are published, the same path on every server; one run's own. Empty = inside the workdir
-      "timeout": 120.0,  # seconds for one whole request
+      "timeout": 120.0,  # seconds for one whole request; a server that pauses while it loads weights uses them up too
       "patience": 300.0,  # seconds without any server before the run ends
       "reload_timeout": 600.0,  # seconds for a server to load published weights
       "concurrency": 64,  # requests at once, a server
@@ -115,8 +115,8 @@ class _Endpoint:
 class RemoteSampler:
   """Samples on the servers of `cfg` (see defaults). Close it, or use it in a `with`.
 
-  export(params, folder): writes the parameters as files that the servers load. folder: where they are published, this run's
-  own, seen by every server under the same path. `act` and `load` may run at once, from two threads.
+  export(params, folder): makes that folder, with the parameters as files that the servers load (tools.serve.export_params;
+  models.hf.export with a source bound). folder: where they are published, this run's own, the same path on every server. `act` and `load` may run at once, from two threads.
   """
 
   def __init__(self, policy: Policy, cfg: ml_collections.ConfigDict, export: Callable[[Any, pathlib.Path], None],
@@ -168,8 +168,9 @@ class RemoteSampler:
     with self._publishing:
       label = f"weights-{self._name}-{weights.version}"
       if label not in self._versions:
-        self._published = label, self._write(weights.params, label)
+        folder = self._write(weights.params, label)
         self._versions[label] = weights.version
+        self._published = label, folder
       if not self._run(self._load_everywhere()):
         raise SamplerDown(f"no server loaded version {weights.version}: {self._faults()}")
       for old in self._folder.glob("weights-*"):
@@ -202,14 +203,12 @@ class RemoteSampler:
 
   def _write(self, params: Any, label: str) -> pathlib.Path:
     """The folder of weights, there only when it is whole. What a killed session left behind goes first."""
-    final, temp = self._folder / label, self._folder / f".{label}.tmp"
-    for old in self._folder.glob(".weights-*.tmp"):
+    final, temp = self._folder / label, self._folder / f"tmp-{label}"
+    for old in self._folder.glob("*tmp-weights-*"):
       shutil.rmtree(old)
-    temp.mkdir(parents=True)
+    self._folder.mkdir(parents=True, exist_ok=True)
     try:
       self._export(params, temp)
-      if not any(temp.iterdir()):
-        raise ValueError(f"the export of {label} wrote no file: there is nothing that a server could load")
       os.rename(temp, final)
     finally:
       shutil.rmtree(temp, ignore_errors=True)

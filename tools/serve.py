@@ -49,7 +49,8 @@ PREFIX = "data:image/png;base64,"
 
 
 def export_params(params: Any, folder: pathlib.Path) -> None:
-  """Writes a policy's parameters to folder/model.safetensors, under names such as "layers.0.qkv_proj"."""
+  """Makes a folder with a policy's parameters in model.safetensors, under names such as "layers.0.qkv_proj"."""
+  folder.mkdir()
   named = jax.tree_util.tree_flatten_with_path(params)[0]
   save_file({jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in named}, folder / FILE)
 
