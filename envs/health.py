@@ -14,7 +14,8 @@ def defaults() -> ml_collections.ConfigDict:
   """The pool's knobs; seconds unless said otherwise."""
   return ml_collections.ConfigDict(
     {
-      "backend": "local",
+      "backend": "local",  # processes of this machine; or "ray": on the hosts of a Ray cluster (envs/ray_hosts.py)
+      "address": "",  # HOST:PORT of that cluster; "" = one of this machine alone, started and ended with the pool
       "slots": 8,  # computers leased at once
       "spares": 0,  # more that are booted and wait, so that a broken one is not missed
       "deadlines": {  # past one, the worker is ended, the call is an infra error, and the computer starts anew
@@ -51,8 +52,10 @@ def check(cfg) -> None:
   known = defaults()
   for name in set(cfg.keys()) - set(known.keys()):
     raise ValueError(f"there is no pool.{name}; there is: {', '.join(sorted(known.keys()))}")
-  if cfg.backend != "local":
-    raise ValueError(f"pool.backend is {cfg.backend!r}, wanted 'local'")
+  if cfg.backend not in ("local", "ray"):
+    raise ValueError(f"pool.backend is {cfg.backend!r}, wanted 'local' or 'ray'")
+  if cfg.address and cfg.backend != "ray":
+    raise ValueError(f"pool.address is {cfg.address!r}, which is for pool.backend='ray' only")
   if unknown := sorted(set(cfg.deadlines.keys()) ^ set(known.deadlines.keys())):
     raise ValueError(f"pool.deadlines has or lacks {', '.join(unknown)}, wanted exactly {', '.join(sorted(known.deadlines.keys()))}")
   for name, seconds in cfg.deadlines.items():
