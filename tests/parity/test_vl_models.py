@@ -8,20 +8,28 @@ torch; the first test here says they are still what transformers computes. `pyth
 import json
 import pathlib
 import shutil
-import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, normalizers, pre_tokenizers, trainers
 from transformers import (
+  PreTrainedTokenizerFast,
   Qwen2_5_VLConfig,
   Qwen2_5_VLForConditionalGeneration,
   Qwen3VLConfig,
   Qwen3VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from models import decoder, hf, qwen2_5_vl, qwen3_vl, vision_language
+from models.chat import TEMPLATES, Chat, Tokenizer, Turn
+from models.decoder import Vision
+from models.images import ImageSpec, normalise, preprocess
+from models.vision import Run, bucket_for, pad_patches, vision_plan
 
 pytestmark = pytest.mark.parity
 
@@ -76,11 +84,12 @@ def write_tokenizer(folder):
   """A byte-level tokenizer with the control tokens of both templates."""
   control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|box_start|>",
              "<|box_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]  # fmt: skip
-  t = tokenizers.Tokenizer(models.BPE())
+  t = tokenizers.Tokenizer(tokenizers.models.BPE())
   t.normalizer, t.decoder = normalizers.NFC(), decoders.ByteLevel()
-  t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  words = ["system user assistant You are a helpful assistant. Thought: Action: click(start_box='(12,34)') open the red mug\n\n\n"] * 9
-  t.train_from_iterator(words, trainers.BpeTrainer(vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+  words = tokenizers.Regex(r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+")  # newlines stay together, as in Qwen's and Llama's
+  t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)])
+  texts = ["system user assistant You are a helpful assistant. Thought: Action: click(start_box='(12,34)') open the red mug\n\n\n"] * 9
+  t.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
   t.add_special_tokens(control)
   folder.mkdir(parents=True, exist_ok=True)
   t.save(str(folder / "tokenizer.json"))
@@ -130,6 +139,96 @@ def write():
     np.savez_compressed(GOLDEN / family / "expected.npz", **thin(theirs(family)))
 
 
+# -- tests
+
+
+def same(got, want, atol):
+  assert got.keys() == want.keys()
+  for name, value in want.items():
+    exact = name == "pixels" or value.dtype.kind == "i"
+    np.testing.assert_allclose(got[name], value, rtol=0, atol=0 if exact else atol, err_msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_numbers_are_what_transformers_computes(family):
+  with np.load(GOLDEN / family / "expected.npz") as file:
+    same(thin(theirs(family)), dict(file), 2e-5)
+
+
+@pytest.mark.parametrize("size", [(1080, 1920), (720, 1280), (1022, 1522), (100, 37), (28, 28), (5, 300), (31, 2000)])
+@pytest.mark.parametrize("patch, numbers", [(14, CLIP), (16, HALF)])
+@pytest.mark.parametrize("most", [1280 * 28 * 28, 2_116_800, 20_000])
+def test_pixel_values_have_the_bits_of_the_processor(size, patch, numbers, most):
+  raw = numbers | {"patch_size": patch, "merge_size": 2, "min_pixels": 3136, "max_pixels": most}
+  spec = ImageSpec(patch, 2, 3136, most, tuple(numbers["image_mean"]), tuple(numbers["image_std"]))
+  screen = np.random.default_rng(sum(size)).integers(0, 256, (*size, 3)).astype(np.uint8)
+  want, ours = Qwen2VLImageProcessorPil(**raw)(images=[screen], return_tensors="np"), preprocess(screen, spec)
+  assert want["image_grid_thw"].tolist() == [[1, *ours.grid]] and ours.size == (ours.grid[1] * patch, ours.grid[0] * patch)
+  taps = normalise(ours.patches, spec).reshape(-1, 3, 1, patch * patch)
+  assert np.array_equal(np.repeat(taps, 2, axis=2).reshape(want["pixel_values"].shape), want["pixel_values"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_reopens_in_transformers(family, tmp_path):
+  """Loaded, doubled (exact in bfloat16), exported: no key missing or left over, and transformers computes what our weights say."""
+  module = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}[family]
+  cfg = vision_language.read_config(GOLDEN / family, module.TOWER)
+  params = jax.tree.map(lambda a: a * 2, hf.load(GOLDEN / family, vision_language.leaves(cfg), dtype=jnp.float32))
+  hf.export(params, GOLDEN / family, tmp_path / "out")
+  _, told = CLASSES[family][1].from_pretrained(tmp_path / "out", output_loading_info=True)
+  assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+  want = theirs(family, tmp_path / "out")
+  images = [preprocess(s, cfg.images) for s in screens()]
+  grids = [i.grid for i in images]
+  bucket = bucket_for(grids, cfg.vision)
+  rows = np.concatenate([i * bucket.patches // 4 + np.arange(h * w // 4) for i, (h, w) in enumerate(grids)])
+  tokens = want["tokens"][None].astype(np.int32)
+  slot = np.where(tokens == IMAGE, np.cumsum(tokens == IMAGE) - 1, -1)
+
+  @jax.jit
+  def run(params, patches, plan):
+    features = vision_language.encode_images(params, cfg, patches, plan, Run())
+    vision = Vision(features["embeds"][rows], features["deepstack"][:, rows], slot)
+    positions = want["positions"][:, None].astype(np.int32)
+    return decoder.logits(params, decoder.forward(params, cfg.text, tokens, positions, np.ones_like(tokens), vision))[0]
+
+  logits = run(params, pad_patches([i.patches for i in images], bucket), vision_plan(grids, cfg.vision, bucket))
+  with np.load(GOLDEN / family / "expected.npz") as before:
+    assert np.abs(want["logits"][before["logit_rows"]] - before["logits"]).max() > 0.1  # other weights than before
+  np.testing.assert_allclose(logits, want["logits"], atol=2e-4 * want["logits"].std())
+
+
+# The published templates in short: what they do with plain messages, written anew in their own language.
+CHATML = (
+  "{% for m in messages %}{% if loop.first and default %}<|im_start|>system\n{{ default }}<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n"
+  "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+  "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}"
+  "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = """{% for m in messages %}{% if loop.first %}<|begin_of_text|>{% endif %}<|start_header_id|>{{ m.role }}<|end_header_id|>
+
+{{ m.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}"""
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen2_5_vl", "smollm2", "llama3"])
+def test_chats_are_those_of_apply_chat_template(name):
+  """Token by token, over three turns, where the text sampled is what the tokenizer would make of it."""
+  template = TEMPLATES[name]
+  ours = Tokenizer(GOLDEN / "chat", template)
+  reference = PreTrainedTokenizerFast(tokenizer_file=str(GOLDEN / "chat" / "tokenizer.json"))
+  reference.chat_template = LLAMA3 if name == "llama3" else CHATML
+  goal, pages, said = "open the red mug\n", ["a page ", "\n another", "last\n\n"], ["Thought: x\nAction: wait()", "click"]
+  images = template.image is not None
+  turns = [Turn((1, 1) if images else (0, 0), p, [*ours.encode(t), ours.eos_id] if t else None) for p, t in zip(pages, [*said, None])]
+  look = lambda page: [{"type": "image"}, {"type": "text", "text": page}] if images else page
+  messages = [{"role": "user", "content": f"Go: {goal}"}]
+  for page, text in zip(pages, [*said, None]):
+    messages += [{"role": "user", "content": look(page)}] + ([{"role": "assistant", "content": text}] if text else [])
+  want = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, default=template.system)
+  assert Chat(ours, "Go: {goal}", 10_000).prompt(goal, turns).tokens.tolist() == list(want)
+
+
 if __name__ == "__main__":
   write()
-  sys.exit()
