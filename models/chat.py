@@ -19,8 +19,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import ml_collections
 import numpy as np
 import tokenizers
+
+from models.config import ModelConfig
 
 
 class Template(NamedTuple):
@@ -101,6 +104,7 @@ SPACES = {
   "": "",
 }
 GOAL = "{goal}"
+MODES = ("append", "window")
 
 
 class Tokenizer:
@@ -279,3 +283,24 @@ def instruction(tokenizer: Tokenizer, grammar: str, space: str, size: tuple[int,
     f"and write the one action that comes next.\n\n## Output Format\n{FORMATS[grammar]}\n\n## Action Space\n{actions}\n"
     f"{note}\n\n## User Instruction\n{GOAL}"
   )
+
+
+def make_chat(
+  cfg: ml_collections.ConfigDict, folder: str | pathlib.Path, template: Template, model: ModelConfig, grammar: str, space: str,
+  size: tuple[int, int] = (0, 0),
+) -> Chat:  # fmt: skip
+  """The chat that a policy's knobs (mode, screens, max_prompt, max_action, max_goal, instruction, system) describe. ValueError of one
+  line where they do not fit each other or the checkpoint. space and size: see `instruction`."""
+  if cfg.mode not in MODES:
+    raise ValueError(f"policy mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
+  for name in ("screens", "max_prompt", "max_action", "max_goal"):
+    if cfg[name] < 1:
+      raise ValueError(f"policy {name} is {cfg[name]}, wanted 1 or more")
+  longest = cfg.max_prompt + cfg.max_action
+  if longest > model.max_position:
+    raise ValueError(f"policy max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions")
+  tokenizer = Tokenizer(folder, template)
+  if tokenizer.vocab_size > model.vocab:
+    raise ValueError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model of config.json {model.vocab}")
+  text = instruction(tokenizer, grammar, space, size, cfg.instruction)
+  return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system)

@@ -19,14 +19,12 @@ import numpy as np
 from core.schema import TokenRecord
 from models import decoder
 from models.base import Policy, Prompt
-from models.chat import Chat, Template, Tokenizer, Turn, instruction
+from models.chat import Chat, Template, Turn, make_chat
 from models.config import ModelConfig
 from models.decoder import Vision
 from models.images import ImageSpec, Patches, image_grid, image_spec, preprocess, resized
 from models.positions import mrope_positions
 from models.vision import Run, VisionConfig, VisionPlan, bucket_for, vision_plan
-
-MODES = ("append", "window")
 
 
 class Tower(NamedTuple):
@@ -156,17 +154,14 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
 
 def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str, screen_size: tuple[int, int]) -> Setup:
   """Checks the knobs against the checkpoint and the screen; ValueError of one line where they do not fit together."""
-  if cfg.mode not in MODES:
-    raise ValueError(f"policy mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
-  for name in ("screens", "max_prompt", "max_action", "max_goal"):
-    if cfg[name] < 1:
-      raise ValueError(f"policy {name} is {cfg[name]}, wanted 1 or more")
+  if cfg.remat not in decoder.REMAT:
+    raise ValueError(f"policy remat is {cfg.remat!r}; there are {', '.join(decoder.REMAT)}")
   model = read_config(folder, tower, cfg.min_pixels, cfg.max_pixels)
-  tokenizer = Tokenizer(folder, tower.template)
-  if tokenizer.image_id != model.text.image_token_id:
-    raise ValueError(f"{folder}: an image token is {tokenizer.image_id} in tokenizer.json and {model.text.image_token_id} in config.json")
-  text = instruction(tokenizer, grammar, tower.space, resized(screen_size, model.images), cfg.instruction)
-  chat = Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system)
+  shown = resized(screen_size, model.images)
+  chat = make_chat(cfg, folder, tower.template, model.text, grammar, tower.space, shown)
+  image_id = chat.tokenizer.image_id
+  if image_id != model.text.image_token_id:
+    raise ValueError(f"{folder}: an image token is {image_id} in tokenizer.json and {model.text.image_token_id} in config.json")
   grid = image_grid(screen_size, model.images)
   plan = vision_plan([grid], model.vision, bucket_for([grid], model.vision))
   s = Setup(

@@ -153,6 +153,8 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     make(mode="all")
   with pytest.raises(ValueError, match="screens is 0, wanted 1 or more"):
     make(screens=0)
+  with pytest.raises(ValueError, match="remat is 'some'; there are none, dots"):
+    make(remat="some")
   with pytest.raises(ValueError, match="does not fit into 20: raise the prompt's budget"):
     make(max_prompt=20)
   with pytest.raises(ValueError, match=r"uint8 \(90, 121, 3\), the policy was made for uint8 \(90, 120, 3\)"):
@@ -166,6 +168,8 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     (lambda c: c["vision_config"].update(out_hidden_size=8), "image features have width 8, the decoder 32"),
     (lambda c: c["vision_config"].update(patch_size=7), r"\(patch, merge\) is \(1[46], 2\) in preprocessor_config.json and \(7, 2\)"),
     (lambda c: c["vision_config"].pop("depth"), "vision_config lacks 'depth'"),
+    (lambda c: c["text_config"].update(vocab_size=300), "tokenizer.json has .* tokens, the model of config.json 300"),
+    (lambda c: c["text_config"].update(max_position_embeddings=100), r"max_prompt \+ max_action is 165; .* was trained for 100 positions"),
   ):
     changed = json.loads(json.dumps(config))
     change(changed)
