@@ -116,7 +116,8 @@ class RemoteSampler:
   """Samples on the servers of `cfg` (see defaults). Close it, or use it in a `with`.
 
   export(params, folder): makes that folder, with the parameters as files that the servers load (tools.serve.export_params;
-  models.hf.export with a source bound). folder: where they are published, this run's own, the same path on every server. `act` and `load` may run at once, from two threads.
+  models.hf.export with a source bound). folder: where they are published, this run's own, the same path on every server.
+  `act` and `load` may run at once, from two threads.
   """
 
   def __init__(self, policy: Policy, cfg: ml_collections.ConfigDict, export: Callable[[Any, pathlib.Path], None],

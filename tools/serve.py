@@ -129,15 +129,16 @@ class Engine:
 
   def _sample_at(self, temperature: float, asked: list) -> None:
     self._sampler.temperature = temperature
+    failed = None
     try:
-      out, failed = self._sampler.act([b[1] for b in asked], np.stack([b[2] for b in asked])), None
+      out = self._sampler.act([b[1] for b in asked], np.stack([b[2] for b in asked]))
     except Exception as error:  # noqa: BLE001 - raised again in the threads that asked
-      out, failed = asked, error
-    for b, sampled in zip(asked, out, strict=True):
-      if failed is not None:
-        b[3].set_exception(failed)
+      failed = error
+    for i, (*_, done) in enumerate(asked):
+      if failed is None:
+        done.set_result(out[i])
       else:
-        b[3].set_result(sampled)
+        done.set_exception(failed)
 
 
 def prompt_of(policy: Policy, tokens: list[int], images: list[str]) -> Prompt:

@@ -480,32 +480,3 @@ def test_misuse_is_told(server, connect, tiny_params, prompts):
   s.load(Weights(tiny_params, 1))
   with pytest.raises(ValueError, match=r"float32 \(1, 3\), wanted uint8"):
     s.act([prompts[0]._replace(images=np.zeros((1, 3), np.float32))], keys(1))
-
-
-# -- the server
-
-
-@pytest.mark.parametrize("change, words", [
-  ({"prompt": "red mug"}, "no list of token ids"), ({"prompt": [5, 5]}, "0 image tokens, wanted 6 for each of its 1"),
-  ({"prompt": [10**6]}, "no list of token ids"), ({"max_tokens": 4}, "max_tokens is 4, this policy samples with 5"),
-  ({"top_p": 0.9}, "top_p is 0.9"), ({"temperature": -1}, "temperature is -1"), ({"temperature": "hot"}, "temperature is 'hot'"),
-  ({"seed": 2**64}, "wanted a whole number of 64 bits"), ({"content_parts": [{"image_url": {"url": "http://h/a.png"}}]}, "no data URL"),
-  ({"content_parts": [{"image_url": {"url": serve.PREFIX + "aGk="}}]}, "no PNG"), ({"seed": None}, "seed is None"),
-])  # fmt: skip
-def test_the_server_refuses_what_it_would_not_sample_as_asked(server, connect, tiny_params, prompts, monkeypatch, change, words):
-  s = connect(server)
-  s.load(Weights(tiny_params, 1))
-  body = s._dialect.body
-  monkeypatch.setattr(s, "_dialect", s._dialect._replace(body=lambda ask: body(ask) | change))
-  with pytest.raises(BadSample, match=f"status 400: .*{words}"):
-    s.act(prompts[:1], keys(1))
-
-
-def test_the_server_is_on_loopback_only_and_says_so_before_it_has_weights(tiny_policy, connect, prompts):
-  engine = serve.Engine(tiny_policy, (8,))
-  with serve.Server(engine) as server:
-    assert server.server_address[0] == "127.0.0.1"
-    with pytest.raises(serve.NotReady, match="no weights yet"):
-      engine.sample(prompts[0], keys(1)[0], 1.0)
-  engine.close()
-  assert not engine._thread.is_alive()
