@@ -229,8 +229,8 @@ class Cache(NamedTuple):
 def init_cache(cfg: ModelConfig, batch: int, size: int, dtype=jnp.float32) -> Cache:
   """An empty cache of `batch` rows with `size` places each."""
   empty = lambda: tuple(jnp.zeros((batch, size, cfg.kv_heads, cfg.head_dim), dtype) for _ in range(cfg.layers))
-  zero = jnp.zeros((batch,), jnp.int32)
-  return Cache(empty(), empty(), zero, zero)
+  zero = lambda: jnp.zeros((batch,), jnp.int32)  # a buffer each: a sampler donates the cache
+  return Cache(empty(), empty(), zero(), zero())
 
 
 def unstack(params: dict) -> dict:

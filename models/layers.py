@@ -93,6 +93,7 @@ def head_logprobs(
   place = jnp.argsort(~mask, axis=1, stable=True)[:, : min(most, length)]  # True places first, in order
   pick = lambda a: jnp.take_along_axis(a, place, axis=1)
   before = jnp.take_along_axis(hidden, jnp.maximum(place - 1, 0)[..., None], axis=1)
+  before = jnp.where(pick(mask)[..., None], before, 0)  # whatever stands at other places reaches neither value nor gradient
 
   def head(args):
     h, t = args

@@ -1,0 +1,81 @@
+"""A run's policy as a Hugging Face folder, and several checkpoints merged into one.
+
+  python -m tools.export --workdir=runs/osworld --out=exported [--base=UI-TARS-1.5-7B] [--step=400]
+  python -m tools.export --merge phone=0.5 desktop=0.3 web=0.2 --out=merged
+
+The first writes the newest policy (or that of --step) over a copy of the checkpoint it began from: same files, names and dtypes, adapters
+merged. The second is the weighted sum of checkpoints that share one shape and one ancestor, as UI-TARS-2 joins its specialists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+import jax.numpy as jnp
+import ml_collections
+
+from core import config as config_lib
+from core.checkpoint import Checkpointer
+from core.find import find
+from models import decoder, hf, lora
+from models.config import ModelConfig
+from models.vision_language import leaves as vision_leaves
+from models.vision_language import read_config
+
+
+def leaves(folder: str) -> dict:
+  """Every parameter of a checkpoint folder as a tree of decoder.Leaf, whichever family it is of."""
+  cfg = ModelConfig.from_hf(folder)
+  return decoder.leaves(cfg) if cfg.vision is None else vision_leaves(read_config(folder, find("models", cfg.family).TOWER))
+
+
+def export_run(workdir: str, out: str, base: str = "", step: int | None = None) -> str:
+  """Writes a run's policy to `out`; returns one line that says what was written. base: "" = the checkpoint the run began from."""
+  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
+  base = base or cfg.policy.get("checkpoint", "")
+  if not base:
+    raise ValueError(f"{workdir} began from no checkpoint (the embedded policy); --base=FOLDER names one whose shape it has")
+  tree = leaves(base)
+  knobs = cfg.policy.get(cfg.policy.name, ml_collections.ConfigDict()).get("lora", lora.defaults())
+  trained = lora.leaves(tree, knobs) if knobs.rank else tree
+  with Checkpointer(pathlib.Path(workdir) / "checkpoints") as checkpoints:
+    target = {"states": {"policy": {"params": decoder.abstract(trained, jnp.float32)}}}
+    restored, host, step = checkpoints.restore(target, step, partial=True, cast=True)
+  params = restored["states"]["policy"]["params"]
+  hf.export(lora.merge(hf.load(base, tree, dtype=jnp.float32), params, knobs) if knobs.rank else params, base, out)
+  return f"{out}: policy version {host['facts']['version']} of {workdir} (checkpoint {step}), files as in {base}"
+
+
+def merge(pairs: list[str], out: str) -> str:
+  """pairs: FOLDER=WEIGHT."""
+  folders, weights = [], []
+  for pair in pairs:
+    folder, _, weight = pair.rpartition("=")
+    try:
+      weights.append(float(weight))
+    except ValueError as e:
+      raise ValueError(f"--merge got {pair!r}, wanted FOLDER=WEIGHT") from e
+    folders.append(folder)
+  hf.merge(folders, weights, out)
+  return f"{out}: {' + '.join(f'{w:g} x {f}' for f, w in zip(folders, weights))}"
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument("--workdir", help="a run")
+  source.add_argument("--merge", nargs="+", metavar="FOLDER=WEIGHT", help="checkpoints to merge; weights add up to 1")
+  parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
+  parser.add_argument("--base", default="", help="the checkpoint the run began from, where config.json does not say")
+  parser.add_argument("--step", type=int, help="the saved step; the newest otherwise")
+  args = parser.parse_args()
+  try:
+    said = merge(args.merge, args.out) if args.merge else export_run(args.workdir, args.out, args.base, args.step)
+  except (ValueError, FileNotFoundError) as e:
+    parser.exit(1, f"{' '.join(str(e).split())}\n")
+  print(said)
+
+
+if __name__ == "__main__":
+  main()
