@@ -35,12 +35,11 @@ from absl import flags as absl_flags
 
 from core import config as config_lib
 from core.find import ROOT
-from core.stop import StopSignals
+from core.stop import EXIT_STOPPED, StopSignals
 from core.watchdog import EXIT_HUNG, STUCK_FILE
 from envs import processes
 from envs.worker import die_with
 
-EXIT_STOPPED = os.EX_TEMPFAIL  # train.py's, by a signal, after saving
 MOST_AN_HOUR = 20
 LONGEST_PAUSE = 300.0
 PR_SET_CHILD_SUBREAPER = 36

@@ -32,7 +32,8 @@ from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, shape_for, useful_share
 from core.session import Session
 from core.state import Batch, Scores, TrainState, Weights
-from core.stop import Stop, StopSignals
+from core.stop import EXIT_STOPPED, Stop, StopSignals
+from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
 from models import critic
 from rollout import demos, instruments
@@ -49,8 +50,6 @@ from rollout.store import EpisodeStore
 from rollout.stream import StreamBroken
 from rollout.taskgen import Evolution
 from rollout.trajectories import read_trajectories
-
-EXIT_STOPPED = 75
 
 
 def make_score(policy, temperature: float = 1.0):
@@ -122,6 +121,7 @@ class Run:
     minibatches = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
     shapes = {n: size(n) for n in minibatches | {cfg.copy.batch, cfg.practice.leash_batch}}
     self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(), StopSignals()
+    self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"no sampling: {self.facts}")
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
@@ -135,9 +135,15 @@ class Run:
 
   facts = property(lambda self: self.session.facts)
 
+  def note(self, name: str, seconds: float) -> None:
+    """Accounts wall time. Sampling is a sign of life; the others are turns of loops that wait."""
+    self.timers.add(name, seconds)
+    if name == "sampling":
+      self.dog.beat(name)
+
   def clock(self, name: str, seconds: float) -> None:
     """Accounts waiting, and is the place where a signal ends it."""
-    self.timers.add(name, seconds)
+    self.note(name, seconds)
     self.stop.poll()
 
   def try_on(self, sampler: Sampler, tries: list) -> list:
@@ -163,7 +169,7 @@ class Run:
 
   def evaluate(self, params, protocol, tries: int, name: str) -> evaluate.Score:
     version, slots, through = self.facts["version"], self.cfg.practice.slots, self.try_on if self.cfg.practice.workers else None
-    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots, through=through)
+    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots, self.note, through)
     result = evaluate.score(self.samples, protocol, version, self.world.tasks[protocol.tasks])
     evaluate.save(self.workdir, result)
     self.facts["evals"][name] = dataclasses.asdict(result)
@@ -184,6 +190,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         raise Stop
       states["policy"], out = update(states["policy"], None, (run.feed.draw(demo_items, knobs.batch),), None)
       facts["done"] += 1
+      run.dog.beat("copying")
       if facts["done"] % 50 == 0 or facts["done"] == knobs.updates:
         check_finite(out, run.cfg.practice.max_skipped)
         said = {"loss": float(out["loss"]), "entropy": float(out["policy/entropy"].mean()), "lr": float(schedule(facts["done"] - 1))}
@@ -205,6 +212,7 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
         frozen = learner_lib.frozen(learner, run.critics, phase.params_key)
         states[phase.params_key], out = update(states[phase.params_key], frozen, batches, demo)
         said.append(jax.device_get(out))
+        run.dog.beat("training")
         check_finite(said[-1], knobs.max_skipped)
         useful += [useful_share(b) for b in batches if isinstance(b, Batch)]
     outs.append((phase.params_key, said))
@@ -219,7 +227,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
   store = EpisodeStore(run.workdir / "episodes", facts["done"])
   progress = Progress("practice", knobs.updates, facts["done"])
-  run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.timers.add)
+  run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note)
   with Metrics(run.workdir, facts["done"]) as metrics, run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
@@ -322,7 +330,7 @@ def main(argv: list[str]) -> int:
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):
       print(f"changed since the last session here: {change}")
     print(f"{base.banner(cfg, workdir)}\n{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
-    with lock, run.stop, run.session.checkpoints, evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
+    with lock, run.stop, run.dog, run.session.checkpoints, evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
       train(run, demo_items)
   except Stop:
     print(f"stopped after saving: the same command with --workdir={workdir} and without --fresh goes on", flush=True)

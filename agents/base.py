@@ -49,7 +49,8 @@ class Agent(NamedTuple):
   remember: successes to keep per task (0 = no replay). critics: {params_key: kind} of models/critic.py, and critic: its knobs.
   reference: None, or ("fixed" | "phase" | "moving", updates between two changes, share of the policy in a move).
   store: steps of past episodes to keep (0 = none). offline: updates at the start that only sample and store; afterwards
-  nothing is sampled (0 = online).
+  nothing is sampled (0 = online). rescale(episodes, credits) -> credits: of a whole update, once every group has its own; None
+  leaves them.
   """
 
   needs: frozenset[str]
@@ -63,6 +64,7 @@ class Agent(NamedTuple):
   reference: tuple[str, int, float] | None = None
   store: int = 0
   offline: int = 0
+  rescale: Callable[..., list[Credit]] | None = None
 
 
 NEEDS = frozenset({"value_logit", "ref_logp", "old_logp", "step_value", "task_value"})

@@ -7,12 +7,13 @@ Clip-Higher, dual clip, no KL); all-equal groups are dropped, so steps are compa
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_collections
 import numpy as np
 
 from agents import grpo
 from agents.base import Agent
-from core.schema import Credit
 from losses.step_advantages import discounted_returns, gigpo_step_advantages
 
 PAD = 128  # steps of a group are padded to a multiple, so that few lengths compile
@@ -41,7 +42,8 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
     if group.kind != "mixed" or not cfg.step_weight:
       return credits
     step_H = np.split(step_pushes(group), np.cumsum([len(e.steps) for e in group.episodes])[:-1])
-    return [Credit((c.advantage + cfg.step_weight * a).astype(np.float32), c.keep) for c, a in zip(credits, step_H, strict=True)]
+    add = lambda c, a: dataclasses.replace(c, advantage=(c.advantage + cfg.step_weight * a).astype(np.float32))
+    return [add(c, a) for c, a in zip(credits, step_H, strict=True)]
 
   def step_pushes(group) -> np.ndarray:
     """Every step of the group's tries against the others taken from its screen, tries end to end."""

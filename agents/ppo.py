@@ -5,7 +5,7 @@ Paper: PPO (arXiv 1707.06347), eq 7; GAE (arXiv 1506.02438), eq 16; as VAPO (arX
 episode's length in tokens; lesson chapter 2, the critic at scale.
 Differs from the paper in: the critic is bounded (a sigmoid between value_low and value_high), its trunk a copy of the copied
 policy (critic.trunk=policy: a head on the policy's own trunk, which it does not move); it has an optimiser of its own instead
-of a term in the policy's loss; advantages are not whitened; a step limit counts as the end, without bootstrap.
+of a term in the policy's loss; advantages are not whitened (agent.whiten); a step limit counts as the end, without bootstrap.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from agents import objective
 from agents.base import Agent, Phase, keep_all, select_scored
+from agents.shaping import whitened
 from agents.values import gae_credit
 from core.knobs import require
 from core.schema import End
@@ -39,6 +40,7 @@ def defaults() -> ml_collections.ConfigDict:
       "imitation": 0.0,  # weight of VAPO's extra likelihood of successful tries (0.1 there); 0 = off
       "pretrain_updates": 5,  # at most so many updates of the critic alone, the policy frozen; 0 = off
       "pretrain_variance": 0.4,  # explained variance at which value pre-training ends sooner
+      "whiten": False,  # pushes with mean 0 and spread 1 over the action tokens of an update
       "truncation": "learn",  # "mask" keeps cut-off episodes out of the policy's loss
       "epochs": 1,
       "critic_epochs": 3,
@@ -107,4 +109,5 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
   critic = Phase("critic", value_loss, cfg.critic_epochs, cfg.minibatch, until=ready if cfg.pretrain_updates else None)
   reference = (cfg.reference, cfg.reference_every, cfg.reference_mix) if cfg.kl_beta else None
   needs = objective.needs(cfg) | {"value_logit"}
-  return Agent(needs, select_scored, credit, keep_all, (policy, critic), critics={"critic": "trunk"}, reference=reference)
+  rescale = whitened if cfg.whiten else None
+  return Agent(needs, select_scored, credit, keep_all, (policy, critic), critics={"critic": "trunk"}, reference=reference, rescale=rescale)

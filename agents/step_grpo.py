@@ -26,6 +26,9 @@ def defaults() -> ml_collections.ConfigDict:
 
 def make(cfg: ml_collections.ConfigDict) -> Agent:
   base = grpo.make(cfg)
+  if base.rescale is not None:
+    got = f"agent.spread {cfg.spread}, combine {cfg.combine}"
+    raise ValueError(f"{got}: step_grpo pools the steps of a group, wanted population, sample or none, and sum")
 
   def credit(group, scores=None):
     credits = base.credit(group, scores)

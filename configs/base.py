@@ -6,6 +6,7 @@ import os
 
 import ml_collections
 
+from core import watchdog
 from core.find import find
 from envs import health
 from rollout import curriculum
@@ -62,6 +63,7 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.policy.tiny = find("models", "tiny").defaults()
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
+  cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())
   cfg.pool = health.defaults()
   del cfg.pool["slots"]  # practice.slots says it
   cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
@@ -134,6 +136,7 @@ def check(cfg) -> None:
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
   curriculum.check(cfg.curriculum)
+  watchdog.check(cfg.watchdog)
   health.check(pool(cfg))
   for name in ("minibatch", "critic_minibatch"):
     if cfg.agent.get(name, 0) % p.micro_batches:

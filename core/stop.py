@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+
+EXIT_STOPPED = os.EX_TEMPFAIL  # of a run that a signal ended, after saving
 
 
 class Stop(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from core.segments import as_mask, is_concrete, same_length, segment_gather, segment_min, segment_std
@@ -24,7 +25,7 @@ def soft_overlong_penalty(length, limit, cache) -> Array:
   correctness reward. length, limit and cache count the same thing, action tokens or steps. Decide "all equal" before adding
   it: it makes the rewards of an all-pass group unequal.
   """
-  if is_concrete(limit, cache) and not 0 < cache <= limit:
+  if is_concrete(limit, cache) and not np.all((0 < np.asarray(cache)) & (np.asarray(cache) <= np.asarray(limit))):
     raise ValueError(f"cache is {cache} with limit {limit}, wanted 0 < cache <= limit")
   return jnp.clip((f32(limit) - f32(cache) - f32(length)) / f32(cache), -1.0, 0.0)
 
@@ -52,7 +53,7 @@ def step_budget_penalty(steps, budget, *, weight=1.0) -> Array:
   ours. Keep weight below 1 so that a slow pass stays above a fast fail; a fail that gives up early pays less, so for passes
   only use `shortest_path_reward`.
   """
-  if is_concrete(budget) and not budget > 0:
+  if is_concrete(budget) and not np.all(np.asarray(budget) > 0):
     raise ValueError(f"budget is {budget}, wanted a number of steps above 0")
   if is_concrete(weight) and not weight >= 0:
     raise ValueError(f"weight is {weight}, wanted a number of at least 0")

@@ -68,15 +68,19 @@ class Feed:
   def credited(self, groups: list[Group], ask: Mapping[str, Callable]) -> list[tuple[Episode, list[PackItem]]]:
     """Every episode of the groups with its token records, their push on them and what the loss reads beside it."""
     size = min(self.shapes)
-    needs, out = bool(self.agent.needs), []
+    needs, judged, credits = bool(self.agent.needs), [], []
     for group in groups:
       mine = scoring.judge(group.episodes, self.policy, self.shapes[size], self.blank, ask, size) if needs else None
       if "step_value" in ask:
         self.rate({e.task_id: float(s.step_value[0]) for e, s in zip(group.episodes, mine, strict=True) if not e.replayed})
-      credits = self.agent.credit(group, mine)
-      for i, (episode, credit) in enumerate(zip(group.episodes, credits, strict=True)):
-        episode.advantage = float(np.mean(credit.advantage))
-        out.append((episode, self.items(episode, credit, mine[i] if mine else None)))
+      judged += mine or [None] * len(group.episodes)
+      credits += self.agent.credit(group, mine)
+    episodes, out = [e for group in groups for e in group.episodes], []
+    if self.agent.rescale is not None:
+      credits = self.agent.rescale(episodes, credits)
+    for episode, credit, score in zip(episodes, credits, judged, strict=True):
+      episode.advantage = float(np.mean(credit.advantage))
+      out.append((episode, self.items(episode, credit, score)))
     return out
 
   def items(self, episode: Episode, credit: Credit, score: EpisodeScores | None) -> list[PackItem]:

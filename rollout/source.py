@@ -54,3 +54,6 @@ class Rounds:
 
   def curves(self) -> dict[str, float]:
     return {}
+
+  def report(self) -> str:
+    return self.computers.report()

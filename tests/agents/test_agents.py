@@ -436,7 +436,7 @@ def test_losses_are_totals_that_masked_places_do_not_reach(name):
 
 BAD = [
   ({"group_size": 1}, "agent.group_size is 1, wanted 2 or more"), ({"group_size": 0}, "agent.group_size is 0"),
-  ({"spread": "std"}, "agent.spread is std, wanted population, sample or none"), ({"eps": 0.0}, "agent.eps is 0.0"),
+  ({"spread": "std"}, "agent.spread is std, wanted one of population, sample"), ({"eps": 0.0}, "agent.eps is 0.0"),
   ({"eps": float("nan")}, "agent.eps is nan"), ({"clip_low": 0.0}, "agent.clip_low"), ({"clip_low": 1.0}, "agent.clip_low"),
   ({"clip_low": -0.2}, "agent.clip_low"), ({"clip_high": 0.0}, "agent.clip_high"), ({"clip_high": float("nan")}, "agent.clip_high"),
   ({"dual_clip": 0.5}, r"agent.dual_clip is 0.5, wanted 0 \(off\)"), ({"dual_clip": -3.0}, "agent.dual_clip"),

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import train
-from agents import grpo, gspo, objective, ppo
+from agents import grpo, gspo, objective, ppo, shaping
 from core.pack import PackItem, arrange, number, shape_for, to_batch
 from core.schema import EpisodeScores
 from core.state import Batch, Scores, TrainState
@@ -113,7 +113,7 @@ def test_dro():
 def test_awr():
   """Copying with weight exp(A / 0.5) = e^2 for the good, e^-2 for the bad, at most 20; no ratio."""
   _, grad, *_ = run(config(surrogate="awr", surrogate_beta=0.5), *FOUR)
-  np.testing.assert_allclose(grad, [-math.e**2] * 2 + [-(math.e**-2)] * 2, rtol=1e-5)
+  np.testing.assert_allclose(grad, [-(math.e**2)] * 2 + [-(math.e**-2)] * 2, rtol=1e-5)
   np.testing.assert_allclose(run(config(surrogate="awr", surrogate_beta=0.1), *FOUR)[1][:2], [-20, -20], rtol=1e-5)
 
 
@@ -278,9 +278,9 @@ def test_kl_in_the_reward_leaves_the_loss_alone_and_lowers_rewards(group_of):
   scores = [said(group.episodes[0], -0.5), said(group.episodes[1], -0.15)]
   cfg = grpo.defaults()
   cfg.update({"kl_beta": 0.1, "kl_in": "reward"})
-  np.testing.assert_allclose(grpo.shaped_rewards(cfg, group, scores), [0.9, 0.04], rtol=1e-5)
+  np.testing.assert_allclose(sum(shaping.rewards(cfg, group, scores).values()), [0.9, 0.04], rtol=1e-5)
   cfg.update({"kl_in": "loss"})
-  np.testing.assert_allclose(grpo.shaped_rewards(cfg, group, None), [1, 0])
+  np.testing.assert_allclose(sum(shaping.rewards(cfg, group, None).values()), [1, 0])
 
 
 def test_nearness_to_the_step_limit_lowers_rewards(group_of, episode):
@@ -291,7 +291,7 @@ def test_nearness_to_the_step_limit_lowers_rewards(group_of, episode):
     e.step_limit = 10
   cfg = grpo.defaults()
   cfg.overlong = 4
-  np.testing.assert_allclose(grpo.shaped_rewards(cfg, group, None), [1, 0.5, -1])
+  np.testing.assert_allclose(sum(shaping.rewards(cfg, group, None).values()), [1, 0.5, -1])
 
 
 def test_what_is_computed_before_credit_and_which_reference_is_kept():
