@@ -165,16 +165,17 @@ def test_tags_are_true_across_a_reload_in_the_middle_of_64_requests(
 ):
   s, k, third, plain = connect(server, dialect=dialect), keys(64, 9) >> np.array([1, 0], np.uint32), threading.Event(), engine._sampler.act
   s.load(Weights(tiny_params, 1))
-  batches = []
+  batches, first, deadline = [], engine.label, time.monotonic() + 20
 
-  def slow(*asked):
+  def held(*asked):
     batches.append(len(asked[0]))
     if len(batches) == 3:
       third.set()
-    time.sleep(0.1)
+    while len(batches) > 3 and engine.label == first and time.monotonic() < deadline:
+      time.sleep(0.01)  # however slow this machine is: some before the swap, some after it
     return plain(*asked)
 
-  monkeypatch.setattr(engine._sampler, "act", slow)
+  monkeypatch.setattr(engine._sampler, "act", held)
   got = []
   thread = threading.Thread(target=lambda: got.extend(s.act(prompts, k)))
   thread.start()
