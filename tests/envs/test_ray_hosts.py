@@ -50,8 +50,9 @@ def message(what):
   return said, pixels
 
 
-def test_commands_are_carried_out_in_order_and_once(tmp_path):
+def test_commands_are_carried_out_in_order_and_once(tmp_path, monkeypatch):
   """Numbers 0..5 arrive mixed up, one of them twice, and one under another epoch."""
+  monkeypatch.setattr(ray_actor, "BEAT", 0.2)
   diary = tmp_path / "diary"
   reset = {"op": "reset", "id": 3, "token": 5, "task": rogue.task(diary=str(diary)), "seed": None}
   step = lambda number, text: {"op": "step", "id": 3 + number, "token": 5, "text": text, "act": number}
@@ -69,6 +70,7 @@ def test_commands_are_carried_out_in_order_and_once(tmp_path):
       await host.do(7, number, *sent[number])
     said += await told(host, 7, "message")
     await host.do(7, 4, *sent[4])
+    assert await host.hear(7) == []  # not done again, and not taken for a gap
     await host.do(6, 5, "send", 1, pack(step(2, "of another epoch")))
     await host.do(7, 5, "send", 1, pack(step(2, "b")))
     return [*said, *await told(host, 7, "message")]
