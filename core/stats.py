@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,6 +130,93 @@ def points_gained(before: float, after: float) -> tuple[float, float]:
 def task_worth(n: int) -> float:
   """One task's worth in points on a test set of n tasks: 100 / n (lesson chapter 7)."""
   return 100.0 / _whole("n", n, 1)
+
+
+def avg_at_k(passes_by_task: Mapping[str, Sequence[float]]) -> float:
+  """Mean over tasks of each task's share of passes: every task counts once, however many tries it had. A fraction."""
+  shares = _task_means(passes_by_task)
+  return math.fsum(shares.values()) / len(shares)
+
+
+def mean_pass_at_k(passes_by_task: Mapping[str, Sequence[float]], k: int) -> float:
+  """Mean over tasks of the unbiased `pass_at_k`: the chance that k tries at a task of this list hold a pass."""
+  _task_means(passes_by_task)
+  return math.fsum(pass_at_k(len(tries), round(sum(tries)), k) for tries in passes_by_task.values()) / len(passes_by_task)
+
+
+def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+  """(points, noise in points) of b over a on the same tasks: the mean over tasks of the difference of their shares of passes.
+
+  The noise is the standard error of that mean, 100 sqrt(sum_t (d_t - mean)^2) / T: what both find easy or hard cancels, so that
+  it is smaller than that of two scores taken apart (Miller 2024, arXiv 2411.00640, section 4.2). Infinite with a single task.
+  """
+  shares_a, shares_b = _task_means(a), _task_means(b)
+  if shares_a.keys() != shares_b.keys():
+    odd = sorted(shares_a.keys() ^ shares_b.keys())
+    raise ValueError(f"{len(odd)} tasks were tried on one side only, {odd[0]} first: a paired comparison wants the same tasks")
+  gaps = [shares_b[t] - shares_a[t] for t in shares_a]
+  mean = math.fsum(gaps) / len(gaps)
+  noise = 100.0 * math.sqrt(math.fsum((d - mean) ** 2 for d in gaps)) / len(gaps) if len(gaps) > 1 else math.inf
+  return 100.0 * mean, noise
+
+
+def unseen_bound(n: int) -> float:
+  """The largest chance that n tries without a single pass (or fail) still leave open at 95%: 1 - 0.05^(1/n), about 3 / n."""
+  return 1.0 - 0.05 ** (1.0 / _whole("n", n, 1))
+
+
+class Agreement(NamedTuple):
+  """A grader beside hand labels. The counts are of (label, grader): pass_pass, pass_fail, fail_pass, fail_fail."""
+
+  pass_pass: int
+  pass_fail: int
+  fail_pass: int
+  fail_fail: int
+
+  @property
+  def n(self) -> int:
+    return sum(self)
+
+  @property
+  def agreement(self) -> float:
+    """Share of the labelled episodes on which both say the same (lesson chapter 6)."""
+    return (self.pass_pass + self.fail_fail) / self.n
+
+  @property
+  def noise_points(self) -> float:
+    return counting_noise(self.agreement, self.n)
+
+  @property
+  def true_pass_rate(self) -> float | None:
+    """Share of the true passes that the grader passes; None where no label is a pass."""
+    passes = self.pass_pass + self.pass_fail
+    return self.pass_pass / passes if passes else None
+
+  @property
+  def false_pass_rate(self) -> float | None:
+    """Share of the true fails that the grader passes; None where no label is a fail."""
+    fails = self.fail_pass + self.fail_fail
+    return self.fail_pass / fails if fails else None
+
+  @property
+  def factor(self) -> float:
+    """What is left of a real improvement: true-pass rate - false-pass rate; 1 - 2q where the labels hold one kind only."""
+    true, false = self.true_pass_rate, self.false_pass_rate
+    return grader_factor(1.0 - self.agreement) if true is None or false is None else true - false
+
+
+def agreement(pairs: Iterable[tuple[bool, bool]]) -> Agreement:
+  """Counts (label, grader) pairs, True being a pass. No pairs are no agreement: ValueError."""
+  found = [(bool(label), bool(grader)) for label, grader in pairs]
+  if not found:
+    raise ValueError("no labels: agreement wants one labelled episode or more")
+  return Agreement(*(found.count(kind) for kind in ((True, True), (True, False), (False, True), (False, False))))
+
+
+def _task_means(passes_by_task: Mapping[str, Sequence[float]]) -> dict[str, float]:
+  if not passes_by_task or not all(len(tries) for tries in passes_by_task.values()):
+    raise ValueError("passes_by_task wants one task or more and a try or more of each")
+  return {task: math.fsum(_chance("a pass", float(x)) for x in tries) / len(tries) for task, tries in passes_by_task.items()}
 
 
 def _not_all_fail(p: float, tries: int) -> float:

@@ -180,3 +180,60 @@ def test_teaching_share_at_the_ends():
 def test_wrong_input_is_a_value_error(call):
   with pytest.raises(ValueError):
     call()
+
+
+# ---- comparisons
+
+A = {"t1": [1, 0], "t2": [1, 1], "t3": [0, 0], "t4": [0, 0]}
+B = {"t1": [1, 1], "t2": [1, 1], "t3": [1, 0], "t4": [0, 0]}
+
+
+def test_paired_difference_by_hand():
+  # gaps 0.5, 0, 0.5, 0: mean 0.25; residuals +-0.25, so 100 sqrt(4 x 0.0625) / 4 = 12.5
+  assert stats.paired_difference(A, B) == pytest.approx((25.0, 12.5))
+  assert stats.paired_difference(B, A) == pytest.approx((-25.0, 12.5))
+
+
+def test_what_both_find_hard_cancels():
+  # 50 tasks that both pass and 50 that both fail: apart each score is 50 +- 5 points, together there is no difference at all
+  same = {str(i): [i % 2] for i in range(100)}
+  assert stats.paired_difference(same, same) == (0.0, 0.0)
+  assert stats.clustered_noise(same) == pytest.approx(5.0)
+
+
+def test_unpaired_tasks_are_refused():
+  with pytest.raises(ValueError, match="1 tasks were tried on one side only, t4"):
+    stats.paired_difference(A, {t: B[t] for t in ("t1", "t2", "t3")})
+
+
+def test_avg_and_pass_at_k_count_every_task_once():
+  assert stats.avg_at_k(A) == pytest.approx(0.375)  # (0.5 + 1 + 0 + 0) / 4
+  assert stats.avg_at_k({"a": [1], "b": [0, 0, 0]}) == pytest.approx(0.5)  # not 1 of 4 tries
+  assert stats.mean_pass_at_k(A, 2) == pytest.approx(0.5)  # t1 and t2 of four
+  # by hand: C(6,4)/C(8,4) = 15/70 for 2 passes in 8, and 0 for none: (55/70 + 0) / 2
+  assert stats.mean_pass_at_k({"a": [1, 1] + [0] * 6, "b": [0] * 8}, 4) == pytest.approx(55 / 140)
+
+
+def test_a_score_of_nothing_leaves_a_bound():
+  # by hand: 1 - 0.05^(1/96) = 0.0307, near 3/96 = 0.03125; one try that failed leaves 95%
+  assert stats.unseen_bound(96) == pytest.approx(0.0307, abs=5e-5)
+  assert stats.unseen_bound(1) == pytest.approx(0.95)
+
+
+def test_agreement_of_a_one_sided_grader():
+  # 10 true passes, 8 seen; 30 true fails, 6 passed: 32 of 40 agree; rates 0.8 and 0.2; factor 0.6, as 1 - 2 x 0.2 gives too
+  got = stats.agreement([(True, True)] * 8 + [(True, False)] * 2 + [(False, True)] * 6 + [(False, False)] * 24)
+  assert got == (8, 2, 6, 24) and got.n == 40
+  assert (got.agreement, got.true_pass_rate, got.false_pass_rate) == pytest.approx((0.8, 0.8, 0.2))
+  assert got.factor == pytest.approx(0.6)
+  # a grader that passes everything agrees on the 90 passes of 100 and says nothing at all
+  blind = stats.agreement([(True, True)] * 90 + [(False, True)] * 10)
+  assert blind.agreement == pytest.approx(0.9) and blind.factor == pytest.approx(0.0)
+
+
+def test_agreement_where_one_kind_is_missing():
+  got = stats.agreement([(False, False)] * 9 + [(False, True)])
+  assert got.true_pass_rate is None and got.false_pass_rate == pytest.approx(0.1)
+  assert got.factor == pytest.approx(0.8)  # 1 - 2 x 0.1, the lesson's symmetric case
+  with pytest.raises(ValueError, match="no labels"):
+    stats.agreement([])
