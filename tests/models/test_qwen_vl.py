@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import decoder, hf, qwen2_5_vl, qwen3_vl, vision_language
+from models import decoder, hf, qwen2_5_vl, qwen3_vl, vision, vision_language
 from models.decoder import Vision
 from models.images import preprocess
 from models.positions import mrope_positions
@@ -179,7 +179,7 @@ def wrong(case, **changed):
   return dataclasses.replace(case.cfg, vision=dataclasses.replace(case.cfg.vision, **changed))
 
 
-def test_shortcuts_of_the_tower_are_seen(case, features):
+def test_shortcuts_of_the_tower_are_seen(case, monkeypatch):
   want = case.want["embeds"]
   plan = vision_plan(case.grids, case.cfg.vision, case.bucket)
   if case.name == "qwen2_5_vl":
@@ -193,6 +193,10 @@ def test_shortcuts_of_the_tower_are_seen(case, features):
     assert far(case.encode(plan=plan._replace(weights=np.roll(plan.weights, 1, -1)))["embeds"], want) > 100 * TOLERANCE  # the table
   swapped = plan._replace(place=plan.place[..., ::-1])
   assert far(case.encode(plan=swapped)["embeds"], want) > 100 * TOLERANCE  # rows taken for columns
+  exact = vision.rope_tables
+  rounded = lambda *args: [jax.lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7) for a in exact(*args)]
+  monkeypatch.setattr(vision, "rope_tables", rounded)
+  assert far(case.encode()["embeds"], want) > 10 * TOLERANCE  # turns rounded to bfloat16
 
 
 def test_shortcuts_of_the_decoder_are_seen(case, features):

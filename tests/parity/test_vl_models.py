@@ -2,7 +2,7 @@
 ones have biases of 0 and norms of 1, which hide a missing one), with two screenshots of different ragged sizes.
 
 The checkpoints and what transformers says of them lie under tests/golden, so that the normal suite checks the same without
-torch; the first test here says they are still what transformers computes. `python tests/parity/test_vl_models.py` writes them anew.
+torch; the first test here says they are still what transformers computes. `PYTHONPATH=. python tests/parity/test_vl_models.py` writes them.
 """
 
 import json
@@ -70,8 +70,9 @@ def write_checkpoint(family, folder):
   torch.manual_seed(0)
   model = CLASSES[family][1](config(family))
   with torch.no_grad():
-    for p in model.parameters():
-      p.add_(0.1 * torch.randn_like(p))
+    for name, p in model.named_parameters():
+      sharp = any(part in name for part in ("attn.qkv", "q_proj", "k_proj"))  # attention that looks somewhere, so that positions count
+      p.add_((0.4 if sharp else 0.1) * torch.randn_like(p))
   shutil.rmtree(folder, ignore_errors=True)
   model.to(torch.bfloat16).save_pretrained(folder)
   patch = model.config.vision_config.patch_size
