@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,7 @@ Judge = Callable[[Task, list[np.ndarray], list[str]], float | bool | None]
 
 def score_of(value: Any, task: Task, who: str) -> float:
   """A verdict as a number; CheckerFailed if it is none: what cannot be told is never a fail."""
-  if not isinstance(value, (bool, int, float)) or not math.isfinite(value) or not 0 <= value <= 1:
+  if not isinstance(value, (bool, int, float)) or not 0 <= value <= 1:  # not a number is not between them
     raise CheckerFailed(f"{task.id}: {who} said {value!r:.100}, wanted a number from 0 to 1")
   return float(value)
 
