@@ -37,6 +37,7 @@ from envs.inside import Inside
 from envs.pool import Pool, spec_of
 from models.base import Policy
 from rollout.curriculum import solvable
+from rollout.remote import RemoteSampler
 from rollout.sampler import Sampler
 from rollout.scheduler import collect
 from rollout.turn import Try
@@ -132,6 +133,16 @@ def computers(cfg: ml_collections.ConfigDict, world: World, tick: Callable[[], N
   if not cfg.practice.workers:
     return Inside([world.make_env(False, False) for _ in range(cfg.practice.slots)], threads=base.mode(cfg) == "async")
   return Pool(spec_of(cfg.env), base.pool(cfg), canaries=world.canaries(), seed=cfg.seed, tick=tick)
+
+
+def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path) -> Sampler | RemoteSampler:
+  """What writes the tries of practice: the sampler of this process, or the servers of sampler.endpoints."""
+  if not cfg.sampler.endpoints:
+    return Sampler(world.policy, BUCKETS, cfg.practice.temperature)
+  from tools.serve import export_params  # which imports this file
+
+  folder = cfg.sampler.folder or workdir / "published"
+  return RemoteSampler(world.policy, cfg.sampler, export_params, folder, cfg.practice.temperature)
 
 
 def run(

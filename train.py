@@ -12,6 +12,7 @@ import dataclasses
 import pathlib
 import sys
 import time
+from contextlib import closing
 from functools import partial
 
 import jax
@@ -42,6 +43,7 @@ from rollout.curriculum import Curriculum, NoTaskLeft
 from rollout.feed import Feed
 from rollout.gather import Gathered
 from rollout.queue import Ledger
+from rollout.remote import BadSample, SamplerDown
 from rollout.replay import Replay
 from rollout.sampler import Sampler
 from rollout.scheduler import collect
@@ -224,11 +226,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
   phases = [(p.params_key, p.loss, knobs.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
-  sampler, schedule = Sampler(run.policy, evaluate.BUCKETS, knobs.temperature), run.optimiser("policy")[1]
-  store = EpisodeStore(run.workdir / "episodes", facts["done"])
-  progress = Progress("practice", knobs.updates, facts["done"])
+  sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir), run.optimiser("policy")[1]
+  store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note)
-  with Metrics(run.workdir, facts["done"]) as metrics, run.source:
+  with Metrics(run.workdir, facts["done"]) as metrics, closing(sampler), run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       with run.timers("publish"):
@@ -338,7 +339,7 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
-  except (FloatingPointError, NoTaskLeft, StreamBroken, PoolExhausted) as error:
+  except (FloatingPointError, NoTaskLeft, StreamBroken, PoolExhausted, SamplerDown, BadSample) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1
   return 0

@@ -9,7 +9,7 @@ import ml_collections
 from core import watchdog
 from core.find import find
 from envs import health
-from rollout import curriculum
+from rollout import curriculum, remote
 
 
 def loop_defaults() -> ml_collections.ConfigDict:
@@ -63,6 +63,7 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.policy.tiny = find("models", "tiny").defaults()
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
+  cfg.sampler = remote.defaults()
   cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())
   cfg.pool = health.defaults()
   del cfg.pool["slots"]  # practice.slots says it
@@ -137,6 +138,7 @@ def check(cfg) -> None:
       raise ValueError(f"{name} is {got}, wanted {want}")
   curriculum.check(cfg.curriculum)
   watchdog.check(cfg.watchdog)
+  remote.check(cfg.sampler)
   health.check(pool(cfg))
   for name in ("minibatch", "critic_minibatch"):
     if cfg.agent.get(name, 0) % p.micro_batches:
@@ -164,6 +166,7 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
       + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
       + " (a real one, --config.env.image=..., is not built yet)",
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
+      *([f"sampler: {len(cfg.sampler.endpoints)} servers, {cfg.sampler.dialect}"] if cfg.sampler.endpoints else []),
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"
       + (f", {agent.surrogate} on {agent.ratio} ratios, band {agent.clip_low} / {agent.clip_high}" if "surrogate" in agent else "")
       + (f", spread {agent.spread}, eps {agent.eps}" if "spread" in agent else ""),

@@ -87,6 +87,15 @@ class Slot:
   reason: str = ""
 
 
+def start_backend(cfg, count: int) -> Any:
+  """Who starts workers, by pool.backend."""
+  if cfg.backend == "local":
+    return LocalBackend(count, cfg.log_lines)
+  from envs.ray_hosts import RayBackend  # ray itself is imported where one is made
+
+  return RayBackend(count, cfg.log_lines, cfg.address)
+
+
 class Fleet:
   """The computers of a pool and their state machines. `_pump` drives them; see Pool for the arguments."""
 
@@ -97,7 +106,7 @@ class Fleet:
     self.spec, self.canaries, self._clock, self._tick = spec, tuple(canaries), clock, tick
     self._limits = {name: float(seconds) for name, seconds in self.cfg.deadlines.items()}
     count, rng = self.cfg.slots + self.cfg.spares, random.Random(seed)
-    self.backend = backend if backend is not None else LocalBackend(count, self.cfg.log_lines)
+    self.backend = backend if backend is not None else start_backend(self.cfg, count)
     self.slots = [Slot(i, health.Record(self.cfg, rng)) for i in range(count)]
     self.tasks = health.Parking(self.cfg.park)
     self.shape: tuple[int, ...] = ()  # of the screen, once the first computer is up

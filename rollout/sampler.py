@@ -15,7 +15,8 @@ from models.base import Policy, Prompt
 
 class Sampled(NamedTuple):
   """What one step wrote. tokens i32 [A], the end token included if it was written; logp, entropy f32 [A], of the
-  distribution the token was drawn from; version: of the weights that wrote it."""
+  distribution the token was drawn from; version: of the weights that wrote it, an
+  int, or i32 [A] where they changed within the action."""
 
   tokens: np.ndarray
   logp: np.ndarray
@@ -41,6 +42,9 @@ class Sampler:
   def load(self, weights: Weights) -> None:
     """Swaps the weights; the next token is written under the new version. A copy is kept: the learner donates its own."""
     self.weights = Weights(jax.tree.map(jnp.copy, weights.params), weights.version)
+
+  def close(self) -> None:
+    """Nothing to end here; a sampler on servers has connections."""
 
   def act(self, prompts: list[Prompt], keys: np.ndarray) -> list[Sampled]:
     """One action for each prompt. keys uint32 [n, 2]: each prompt's own, so that a result does not depend on its batch."""

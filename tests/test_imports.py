@@ -27,7 +27,7 @@ THIRD_PARTY = {  # besides BASE and the standard library; packages that are not 
   "losses": {"jax", "chex"},
   "agents": {"jax"},
   "models": {"jax", "flax", "safetensors", "tokenizers", "PIL"},
-  "rollout": {"jax", "PIL"},
+  "rollout": {"jax", "PIL", "httpx2"},
   "configs": set(),
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

@@ -23,6 +23,7 @@ from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
 from core.schema import Credit
+from envs import processes
 from rollout import demos, feed
 from rollout.feed import Feed
 from rollout.source import Rounds
@@ -165,10 +166,11 @@ def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, mon
   assert len(rows) == 4 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
 
 
-def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tmp_path, monkeypatch, capsys):
-  """async: every gather checks that episodes add up. The run dies while tries are in flight, and the resumed one tries those
-  again: nothing is counted twice, nothing lost."""
-  own = {"practice__mode": "async", "practice__max_age": 2}
+@pytest.mark.parametrize("workers", [False, True])
+def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tmp_path, monkeypatch, capsys, workers):
+  """async, in threads or in worker processes: every gather checks that episodes add up. The run dies while tries are in flight, and the
+  resumed one tries those again: nothing is counted twice, nothing lost, no process left."""
+  own = {"practice__mode": "async", "practice__max_age": 2} | ({"practice__workers": True, "practice__slots": 4} if workers else {})
   real, calls = Stream.gather, []
 
   def dies(*args, **kwargs):
@@ -188,8 +190,9 @@ def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tm
   with Checkpointer(tmp_path / "run" / "checkpoints") as checkpoints:
     _, host, _ = checkpoints.restore({}, partial=True)
   ledger, stream = host["parts"]["ledger"], host["parts"]["stream"]
-  flying = sum(o["tries"] for o in stream["open"]) + sum(len(g.episodes) for g in stream["complete"])
+  flying = sum(plan["tries"] for plan in stream["plans"])
   assert ledger["started"] == ledger["trained"] + sum(ledger["dropped"].values()) + flying and ledger["trained"] >= 4 * 2 * 3
+  assert all(0 < r["rate/environment_utilisation"] <= 1 for r in rows) and not processes.family(os.getpid())
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
