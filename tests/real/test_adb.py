@@ -5,6 +5,7 @@ Everything here is real but Android: the worker processes, the private adb serve
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,13 +290,14 @@ time.sleep(60)
 # -- nothing is left
 
 
-def test_fifty_starts_and_stops_leave_no_process_and_no_descriptor(doubles):
+@pytest.mark.slow
+def test_fifty_starts_and_stops_leave_no_process_and_no_descriptor(doubles, monkeypatch):
   (double,) = doubles()
   cfg = knobs(double)
   task = android.task_lists(COMPUTER, cfg)["practice"][0]
   children = lambda: processes.family(os.getpid())
-  folders = lambda: set(pathlib.Path(tempfile.gettempdir()).glob("practice-adb-*"))
-  before, open_before, there = children(), len(os.listdir("/proc/self/fd")), folders()
+  monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(prefix="fifty-"))
+  before, open_before = children(), len(os.listdir("/proc/self/fd"))
   for i in range(50):
     env = android.make(COMPUTER, cfg)
     env.reset(options={"task": task})
@@ -309,7 +311,8 @@ def test_fifty_starts_and_stops_leave_no_process_and_no_descriptor(doubles):
   while len(os.listdir("/proc/self/fd")) > open_before and time.monotonic() < until:
     time.sleep(0.05)  # the double's own ends of connections
   assert children() == before and len(os.listdir("/proc/self/fd")) <= open_before
-  assert folders() <= there
+  assert list(pathlib.Path(tempfile.tempdir).glob("practice-adb-*")) == []
+  shutil.rmtree(tempfile.tempdir)
 
 
 def test_the_server_is_private(doubles, monkeypatch, tmp_path):
