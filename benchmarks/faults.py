@@ -6,7 +6,7 @@
   environment      every reset leaves the last episode's mess over the screen, and no action reaches what is beneath
   grader           44% of the graded episodes get the wrong verdict
   out of reach     only pop-ups whose way out copying never finds: a pass chance of about 1%, as configs/android.py:out_of_reach
-  collapse         steps so large, with nothing to hold the policy, that its tries become one
+  collapse         large steps, a narrow band and nothing that holds the policy, until its tries are one, under a tight step limit
   healthy          nothing planted
   nothing left     no pop-up ever comes: what copying has learnt passes everything
 
@@ -32,7 +32,7 @@ import numpy as np
 from absl import app, flags
 
 import envs.sim
-from core.schema import SUCCESS
+from core.schema import SUCCESS, Limits
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
 from rollout import labels
@@ -63,6 +63,14 @@ class WrongGrader(SimEnv):
     return super()._finish(action, cause, passed if cause == "unreadable" else passed != (self._coin.random() < WRONG))
 
 
+class Hurried(SimEnv):
+  """Ten steps a try, which a sixth of the tasks cannot be done in: practice has a ceiling under which it can collapse."""
+
+  def reset(self, *, seed=None, options=None):
+    task = options["task"]
+    return super().reset(seed=seed, options={"task": dataclasses.replace(task, limits=Limits(min(task.limits.steps, 10)))})
+
+
 class Plant(NamedTuple):
   """make(computer, popups) -> an environment; truth: the same with a sound grader; knobs: of the run; verdict and left: what
   diagnose must say."""
@@ -74,12 +82,12 @@ class Plant(NamedTuple):
   left: bool = True  # something is left to learn
 
 
-DRIVEN = ("practice.lr=0.01", "practice.leash=0", "practice.warmup=0", "practice.clip_norm=100", "agent.dual_clip=0", "agent.epochs=4")
+DRIVEN = ("practice.lr=0.002", "practice.leash=0", "practice.warmup=0", "agent.epochs=3", "agent.clip_high=0.2")
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
   "out_of_reach": Plant("out of reach", lambda computer, popups: SimEnv(computer, dataclasses.replace(popups, kinds=("corner",)))),
-  "collapse": Plant("collapse", knobs=DRIVEN),
+  "collapse": Plant("collapse", Hurried, knobs=DRIVEN),
   "healthy": Plant("healthy"),
   "nothing_left": Plant("healthy", lambda computer, popups: SimEnv(computer), left=False),
 }

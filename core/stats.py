@@ -39,6 +39,18 @@ def episodes_per_teaching_group(p: float, group_size: int, replay: bool = False)
   return group_size / share if share > 0 else math.inf
 
 
+def measured_teaching_share(passes: int, tries: int, group_size: int, replay: bool = False) -> float:
+  """`teaching_share` of a task from its passes in some tries, without knowing p. Unbiased where the tries fill a group: the share of
+  their subsets of G that hold both kinds, which no plug-in of passes / tries gives; with fewer, p is (passes + 1) / (tries + 2)."""
+  c, n, size = _whole("passes", passes, 0), _whole("tries", tries, 1), _whole("group_size", group_size, 1)
+  if c > n:
+    raise ValueError(f"measured_teaching_share got {c} passes in {n} tries")
+  if size > n:
+    return teaching_share((c + 1) / (n + 2), size, replay and c > 0)
+  not_all_pass = pass_at_k(n, n - c, size)
+  return not_all_pass if replay and c > 0 else max(0.0, not_all_pass + pass_at_k(n, c, size) - 1.0)
+
+
 def counting_noise(p: float, n: int) -> float:
   """Standard error, in points, of a score p (a fraction) measured on n tasks: 100 sqrt(p (1 - p) / n) (lesson chapter 7).
 

@@ -237,3 +237,22 @@ def test_agreement_where_one_kind_is_missing():
   assert got.factor == pytest.approx(0.8)  # 1 - 2 x 0.1, the lesson's symmetric case
   with pytest.raises(ValueError, match="no labels"):
     stats.agreement([])
+
+
+def test_teaching_share_from_tries():
+  # by hand, 2 passes in 4 tries, groups of 2: of the 6 pairs, 4 hold one of each kind; plugging in p = 0.5 would give 0.5
+  assert stats.measured_teaching_share(2, 4, 2) == pytest.approx(4 / 6)
+  assert stats.measured_teaching_share(0, 16, 8) == 0.0 and stats.measured_teaching_share(16, 16, 8) == 0.0
+  # with replay only an all-pass pair teaches nothing: 5 of 6; a task that was never passed has nothing in store
+  assert stats.measured_teaching_share(2, 4, 2, replay=True) == pytest.approx(5 / 6)
+  assert stats.measured_teaching_share(0, 4, 2, replay=True) == 0.0
+  # fewer tries than a group: p = (1 + 1) / (2 + 2) = 0.5, the lesson's 0.992 at G = 8
+  assert stats.measured_teaching_share(1, 2, 8) == pytest.approx(0.992, abs=5e-4)
+
+
+def test_teaching_share_from_tries_is_unbiased():
+  """Every outcome of 6 tries, weighted by its chance, must give the share itself; here p = 0.3, G = 4."""
+  p, n, size = 0.3, 6, 4
+  chance = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+  mean = sum(w * stats.measured_teaching_share(c, n, size) for c, w in enumerate(chance))
+  assert mean == pytest.approx(stats.teaching_share(p, size), abs=1e-12)
