@@ -211,6 +211,21 @@ def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_
   assert_same_run(straight, workdir)
 
 
+def test_a_signal_ends_a_run_whose_computers_all_hang_in_ten_seconds(tmp_path):
+  """Every worker hangs, in its canaries already, its deadlines far away: SIGTERM saves, exits 75 and leaves no process."""
+  own = {"practice__workers": True, "practice__slots": 3, "env__faults__hang": 1.0}
+  process = subprocess.Popen([sys.executable, *command(tmp_path / "run", **own)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+  for line in process.stdout:
+    if "copying_clean_greedy" in line:  # what comes next is asked of the workers
+      break
+  time.sleep(2.0)
+  began = time.monotonic()
+  process.send_signal(signal.SIGTERM)
+  said = process.stdout.read()
+  assert process.wait(timeout=60) == train.EXIT_STOPPED and "stopped after saving" in said
+  assert time.monotonic() - began < 10 and not processes.family(process.pid)
+
+
 def test_kill_9_in_the_middle_loses_at_most_the_updates_since_the_last_save(straight, tmp_path):
   workdir = tmp_path / "run"
   process = subprocess.Popen([sys.executable, *command(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
