@@ -6,7 +6,7 @@
   environment      every reset leaves the last episode's mess over the screen, and no action reaches what is beneath
   grader           44% of the graded episodes get the wrong verdict
   out of reach     only pop-ups whose way out copying never finds: a pass chance of about 1%, as configs/android.py:out_of_reach
-  collapse         large steps, a narrow band and nothing that holds the policy, until its tries are one, under a tight step limit
+  collapse         practice samples at temperature 0.3 and copies what passed as if it had been 1.0: each update sharpens the last
   healthy          nothing planted
   nothing left     no pop-up ever comes: what copying has learnt passes everything
 
@@ -32,10 +32,10 @@ import numpy as np
 from absl import app, flags
 
 import envs.sim
-from core.schema import SUCCESS, Limits
+from core.schema import SUCCESS
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
-from rollout import labels
+from rollout import labels, sampler
 from rollout.store import EpisodeStore
 from tools import check_env
 
@@ -63,31 +63,23 @@ class WrongGrader(SimEnv):
     return super()._finish(action, cause, passed if cause == "unreadable" else passed != (self._coin.random() < WRONG))
 
 
-class Hurried(SimEnv):
-  """Ten steps a try, which a sixth of the tasks cannot be done in: practice has a ceiling under which it can collapse."""
-
-  def reset(self, *, seed=None, options=None):
-    task = options["task"]
-    return super().reset(seed=seed, options={"task": dataclasses.replace(task, limits=Limits(min(task.limits.steps, 10)))})
-
-
 class Plant(NamedTuple):
-  """make(computer, popups) -> an environment; truth: the same with a sound grader; knobs: of the run; verdict and left: what
-  diagnose must say."""
+  """verdict and left: what diagnose must say. make(computer, popups) -> an environment; truth: the same with a sound grader; modes and
+  temperature: of the config, and of practice's sampler, whatever the trainer takes it for."""
 
   verdict: str
   make: Callable[[str, Popups], SimEnv] = SimEnv
   truth: Callable[[str, Popups], SimEnv] | None = None
-  knobs: tuple[str, ...] = ()
+  modes: str = ""
+  temperature: float = 1.0
   left: bool = True  # something is left to learn
 
 
-DRIVEN = ("practice.lr=0.002", "practice.leash=0", "practice.warmup=0", "agent.epochs=3", "agent.clip_high=0.2")
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
   "out_of_reach": Plant("out of reach", lambda computer, popups: SimEnv(computer, dataclasses.replace(popups, kinds=("corner",)))),
-  "collapse": Plant("collapse", Hurried, knobs=DRIVEN),
+  "collapse": Plant("collapse", modes=":agent=filtered_imitation", temperature=0.3),
   "healthy": Plant("healthy"),
   "nothing_left": Plant("healthy", lambda computer, popups: SimEnv(computer), left=False),
 }
@@ -97,6 +89,9 @@ def run_planted(plant: Plant, argv: list[str]) -> int:
   """train.py in this process, its simulator replaced; examined first. argv: of train.py."""
   sound = envs.sim.popup_rule
   envs.sim.make = lambda computer, cfg, clean=False, quick=False: plant.make(computer, sound(cfg, 0.0 if clean else 1.0))
+  if plant.temperature != 1.0:  # evaluate.py has taken the sound one by now
+    sound_sampler = sampler.Sampler
+    sampler.Sampler = lambda policy, buckets, temperature=1.0: sound_sampler(policy, buckets, plant.temperature)
   workdir = [a for a in argv if a.startswith("--workdir=")]
   config = [a for a in argv if a.startswith("--config")]
   check_env.main(["check_env.py", *config, *workdir, "--tasks=16"])
@@ -146,8 +141,8 @@ def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
 def diagnosed(name: str, seed: int, start: pathlib.Path, out: pathlib.Path, overrides: list[str]) -> str:
   """Makes one run, labels it and has it diagnosed from its workdir; its line of the table."""
   plant, workdir = PLANTS[name], out / f"{name}-seed{seed}"
-  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}", *plant.knobs]
-  command = [CONFIG, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
+  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}"]
+  command = [CONFIG + plant.modes, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
   if code := python(["-m", "benchmarks.faults", f"--plant={name}", "--", *command], workdir / "log.txt"):
     raise SystemExit(f"{name}, seed {seed}, ended with {code}: see {workdir / 'log.txt'}")
   label(plant, workdir, FLAGS.labels, seed)
