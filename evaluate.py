@@ -101,6 +101,7 @@ class World(NamedTuple):
   make_env: Any  # make_env(clean=False, quick=True) -> environment; practice asks for one as slow as the config says
   demonstrations: Any  # demonstrations(count, seed) -> episodes
   canaries: Any  # canaries() -> scripted episodes with a known score, for worker processes
+  real: bool = False  # the computers are real: all there are belong to practice, and pop-ups come as they come
 
 
 def build(cfg: ml_collections.ConfigDict) -> World:
@@ -110,7 +111,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny' only")
   suite = find("envs", computer.split("/")[0], having="make")
   suite.check(cfg.env)
-  pieces, size = suite.vocabulary(computer)
+  pieces, size = suite.vocabulary(computer, cfg.env)
   policy = find("models", cfg.policy.name, having="make").make(cfg.policy[cfg.policy.name], pieces, size)
   return World(
     policy=policy,
@@ -119,6 +120,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     make_env=lambda clean=False, quick=True: suite.make(computer, cfg.env, clean, quick),
     demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed),
     canaries=lambda: suite.canaries(computer, cfg.env),
+    real=base.real(cfg),
   )
 
 
@@ -150,7 +152,7 @@ def run(
   through: Callable | None = None,
 ) -> list[Episode]:  # fmt: skip
   """`tries` episodes of every task of the protocol, under keys that no training run uses. through(sampler, tries) -> episodes: the
-  computers that practice has, where they are not in this process; pop-ups are theirs, so that without them it is never asked."""
+  computers that practice has, where they are not in this process; simulated ones without pop-ups are in this process always."""
   tasks = world.tasks[protocol.tasks]
   tries = 1 if protocol.greedy else tries  # a greedy try repeated is the same try
   sampler = Sampler(world.policy, BUCKETS, 0.0 if protocol.greedy else 1.0)
@@ -158,7 +160,7 @@ def run(
   mark = sum(protocol.name.encode())
   key = lambda t, k: np.random.SeedSequence([seed, 0xE7A1, mark, t, k]).generate_state(2, np.uint32)
   plan = [Try(task, f"eval-{protocol.name}-{i}", k, key(i, k)) for i, task in enumerate(tasks) for k in range(tries)]
-  if through is not None and not protocol.clean:
+  if through is not None and (world.real or not protocol.clean):
     return through(sampler, plan)
   return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(plan)))]), plan, clock))
 

@@ -96,6 +96,23 @@ def pool(cfg) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(cfg.pool.to_dict() | {"slots": cfg.practice.slots})
 
 
+def real(cfg) -> bool:
+  """Whether the computers are real ones. ValueError where what is given for them does not fit."""
+  if cfg.env.computer.split("/")[0] == "sim":
+    if cfg.env.image:
+      hint = "use configs/android.py:real" if cfg.env.computer == "sim/phone" else "leave it empty: real desktops are not built yet"
+      raise ValueError(f"env.image is {cfg.env.image}, but {cfg.env.computer} is simulated: {hint}")
+    return False
+  if not cfg.practice.workers:
+    raise ValueError(f"{cfg.env.computer} is a real computer: wanted practice.workers=True, each behind a process of its own")
+  devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
+  if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
+    raise ValueError(
+      f"env.image names {len(devices)} devices, but practice.slots + pool.spares is {wanted}: every worker has one of its own"
+    )
+  return True
+
+
 def check(cfg) -> None:
   """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
   p, c = cfg.practice, cfg.copy
@@ -148,9 +165,9 @@ def check(cfg) -> None:
       raise ValueError(f"agent.{name} is {cfg.agent[name]} of practice.updates={p.updates}: none would be left to learn in, wanted fewer")
   if not p.workers and any(cfg.env.get("faults", {}).values()):
     raise ValueError("env.faults break the process they are in: wanted practice.workers=True with them, so that it is a worker's")
-  for name, path in (("env.image", cfg.env.image), ("policy.checkpoint", cfg.policy.checkpoint)):
-    if path:
-      raise ValueError(f"{name} is {path}, but this version has the embedded default only: leave it empty")
+  if cfg.policy.checkpoint:
+    raise ValueError(f"policy.checkpoint is {cfg.policy.checkpoint}, but this version trains the tiny policy only: leave it empty")
+  real(cfg)
   for name, path in (("copy.path", c.path), ("copy.start", c.start)):
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")
@@ -162,9 +179,9 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
   return "\n".join(
     [
       f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
-      f"environment: {cfg.env.computer}, simulated, {cfg.practice.slots} "
+      f"environment: {cfg.env.computer}, {cfg.env.image if real(cfg) else 'simulated'}, {cfg.practice.slots} "
       + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
-      + " (a real one, --config.env.image=..., is not built yet)",
+      + ("" if real(cfg) else " (real phones: configs/android.py:real --config.env.image=...; real desktops are not built yet)"),
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
       *([f"sampler: {len(cfg.sampler.endpoints)} servers, {cfg.sampler.dialect}"] if cfg.sampler.endpoints else []),
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"

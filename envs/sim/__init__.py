@@ -110,9 +110,11 @@ def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
   return [play(computer, task, Popups()) for task in demonstration_tasks(computer, count, seed)]
 
 
-def vocabulary(computer: str) -> tuple[list[str], tuple[int, int]]:
-  """(pieces of text for a small tokenizer, screen size (W, H))."""
+def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:
+  """(pieces of text for a small tokenizer, screen size (W, H)). No knob of cfg changes either."""
   from envs.sim.tasks import MODULES
+
+  del cfg
 
   module = MODULES[computer]
   return module.pieces(), (module.WIDTH, module.HEIGHT)
