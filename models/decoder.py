@@ -155,7 +155,7 @@ def _finish(cfg: ModelConfig, layer: dict, x: jax.Array, mixed: jax.Array) -> ja
   return x + linear(m["down_proj"], jax.nn.silu(linear(m["gate_proj"], y)) * linear(m["up_proj"], y))
 
 
-def _remat(body, name: str):
+def remat_body(body, name: str):
   """body under the rematerialisation policy of that name: what the backward pass keeps of a layer.
 
   none: all · dots: outputs of matrix products · attention: the mixed values · full: a layer's input · offload: that, in host memory
@@ -197,7 +197,7 @@ def forward(
     return x, None
 
   x = embed(params, tokens, vision)
-  x, _ = jax.lax.scan(_remat(body, remat), x, (params["model"]["layers"], jnp.arange(cfg.layers)))
+  x, _ = jax.lax.scan(remat_body(body, remat), x, (params["model"]["layers"], jnp.arange(cfg.layers)))
   return rms_norm(x, params["model"]["norm"]["weight"], cfg.eps)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from core.schema import TokenRecord
 from models import decoder
 from models.base import Policy, Prompt
-from models.chat import TEMPLATES, Chat, Tokenizer, Turn, instruction
+from models.chat import TEMPLATES, Chat, Turn, make_chat
 from models.config import ModelConfig
 
 CHATS = {"llama": "llama3", "qwen2": "chatml", "qwen3": "chatml"}  # unless cfg.template says otherwise
@@ -69,11 +69,6 @@ def make(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
 
 
 def _check(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size: tuple[int, int]) -> tuple[ModelConfig, Chat]:
-  for name in ("screens", "max_prompt", "max_action", "max_goal"):
-    if cfg[name] < 1:
-      raise ValueError(f"policy {name} is {cfg[name]}, wanted 1 or more")
-  if cfg.mode not in ("append", "window"):
-    raise ValueError(f"policy mode is {cfg.mode!r}, wanted append or window")
   if cfg.template and cfg.template not in TEMPLATES:
     raise ValueError(f"policy template is {cfg.template!r}; there are {', '.join(TEMPLATES)}")
   if cfg.remat not in decoder.REMAT:
@@ -81,16 +76,8 @@ def _check(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_siz
   model = ModelConfig.from_hf(folder)
   if model.vision is not None:
     raise ValueError(f"{folder}/config.json: {model.family} sees screenshots; its file is models/{model.family}.py")
-  if cfg.max_prompt + cfg.max_action > model.max_position:
-    raise ValueError(
-      f"policy max_prompt + max_action is {cfg.max_prompt + cfg.max_action}; {folder} was trained for {model.max_position} positions"
-    )
   template = TEMPLATES[cfg.template or CHATS[model.family]]._replace(image=None)
-  tokenizer = Tokenizer(folder, template)
-  if tokenizer.vocab_size > model.vocab:
-    raise ValueError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model of config.json {model.vocab}")
-  text = instruction(tokenizer, grammar, cfg.space, screen_size, cfg.instruction)
-  chat = Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system)
+  chat = make_chat(cfg, folder, template, model, grammar, cfg.space, screen_size)
   prompt(chat, "", "")  # refuses a budget that no prompt fits into
   return model, chat
 

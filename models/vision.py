@@ -19,7 +19,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from models.attention import Visible, choose, chunked, mix
-from models.decoder import Leaf, _remat
+from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
 from models.layers import attend, linear, rotate
 
@@ -260,7 +260,7 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
     return block(p, x, partial(blend, is_whole)), None
 
   part = jax.tree.map(lambda a: a[layers.start : layers.stop], blocks)
-  return jax.lax.scan(_remat(body, run.remat), x, (part, jnp.array(whole)))[0]
+  return jax.lax.scan(remat_body(body, run.remat), x, (part, jnp.array(whole)))[0]
 
 
 def merge_patches(x: jax.Array, cfg: VisionConfig) -> jax.Array:
