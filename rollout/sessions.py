@@ -18,7 +18,7 @@ import numpy as np
 
 from core.state import Weights
 from models.base import Policy, Prompt
-from rollout.engine import Engine
+from rollout.engine import Engine, Written
 from rollout.sampler import Sampled
 
 
@@ -340,8 +340,6 @@ class SessionSampler:
   def _chunk(self, ask: Ask) -> int:
     """Prefills one chunk; returns its size, padding included. After the last one the ask has its next token and writes on."""
     slot, start, tokens = ask.session.slot, ask.session.slot.filled, ask.tokens
-    if self.on_load == "rebuild" and self._stale(slot):
-      raise RuntimeError(f"slot {slot.index} holds keys and values of other weights than version {self.weights.version}; rebuild it first")
     shown = [p for p in ask.images if p + self.policy.tokens_per_image > start]  # ascending; a chunk holds one of them at most
     size, count = self._size(min([len(tokens), *shown[1:2]]) - start)
     end, image_slot, features = start + count, np.full(count, -1, np.int32), self._no_image(ask)
@@ -404,16 +402,19 @@ class SessionSampler:
       fed = slice(before - 1, min(before - 1 + m, len(ask.tokens)))  # each token went in before the next was drawn
       slot.put(ask.tokens[fed], ask.positions[:, fed], self.weights.version)
 
-  def _hear(self, ask: Ask, out: Any, row: int) -> None:
+  def _hear(self, ask: Ask, out: Written, row: int) -> None:
     """Takes up what a slot wrote, to the end of its action, and either goes on or has it ready."""
-    before, version = len(ask.written), self.weights.version
+    before, version, slot = len(ask.written), self.weights.version, ask.session.slot
+    stale = self._stale(slot)
+    if stale and self.on_load == "rebuild":
+      raise RuntimeError(f"slot {slot.index} holds keys and values of other weights than version {version}, which were not rebuilt")
     ask.write(*(a[: out.count[row], row] for a in out[:3]), version)
     stopped = self._stopped(ask, before)
     if stopped is not None:
       ask.cut(stopped)
     fresh = len(ask.written) - before
     self.counts.decoded += fresh
-    self.counts.stale += fresh * self._stale(ask.session.slot)
+    self.counts.stale += fresh * stale
     if stopped is not None or ask.written[-1] in self.engine.stops or len(ask.written) >= self.most:
       session = ask.session
       session.ask, session.tokens = None, ask.tokens
@@ -452,7 +453,7 @@ def _check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load
   wanted = (
     ("slots", slots, whole(slots), "1 or more"),
     ("spans", spans, len(spans) and whole(*spans), "one or more lengths of 1 or more"),
-    ("chunks", chunks, len(chunks) and whole(*chunks) and max(chunks) <= max(spans), "one or more sizes, none above the longest span"),
+    ("chunks", chunks, len(chunks) and whole(*chunks) and max(chunks) <= max(spans, default=0), "one or more, none above the longest span"),
     ("steps", steps, whole(steps), "1 or more"),
     ("temperature", temperature, 0 <= temperature < float("inf"), "0 (greedy, evaluation only) or more"),
     ("stop", stop, not isinstance(stop, str) and all(stop), "texts that are not empty"),

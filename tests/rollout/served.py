@@ -47,11 +47,12 @@ def folder(path, source):
   return str(path)
 
 
-def make(path, family, **changed):
-  """The policy "llama" or "qwen2_5_vl"."""
-  where = folder(path, {"llama": "text/llama", "qwen2_5_vl": "qwen2_5_vl"}[family])
+@functools.cache
+def make(path, family):
+  """The policy "llama" or "qwen2_5_vl", one for all tests of a run: its programs are compiled once."""
+  where = folder(path / family, {"llama": "text/llama", "qwen2_5_vl": "qwen2_5_vl"}[family])
   cfg = (llama if family == "llama" else vision_language).defaults()
-  cfg.update(dict(max_prompt=240, max_action=8, dtype="float32", remat="none", instruction=f"{where}/instruction.txt") | changed)
+  cfg.update(dict(max_prompt=240, max_action=8, dtype="float32", remat="none", instruction=f"{where}/instruction.txt"))
   module = llama if family == "llama" else qwen2_5_vl
   return served(module.make(cfg, where, "desktop", SCREEN), ModelConfig.from_hf(where))
 
