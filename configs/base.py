@@ -108,7 +108,7 @@ def real(cfg) -> bool:
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
   if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
     raise ValueError(
-      f"env.image names {len(devices)} devices, but practice.slots + pool.spares is {wanted}: every worker has one of its own"
+      f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own"
     )
   return True
 

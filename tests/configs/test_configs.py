@@ -71,3 +71,27 @@ def test_smoke_is_smaller_in_every_costly_size():
 def test_the_banner_says_in_plain_words_that_this_is_the_embedded_default():
   text = base.banner(get("android"), "runs/x")
   assert "simulated" in text and "--config.env.image" in text and "--config.policy.checkpoint" in text
+
+
+@pytest.mark.parametrize(
+  "mode, knobs, says",
+  [("", {"env.image": "x"}, "env.image is x, but sim/phone is simulated: use configs/android.py:real"),
+   ("real", {"env.image": "a,b", "practice.slots": 3}, "env.image names 2 devices, practice.slots [+] pool.spares is 3"),
+   ("real", {"env.image": "a,b", "practice.slots": 2, "pool.spares": 1}, "names 2 devices"),
+   ("real", {"env.image": "a", "practice.workers": False}, "android/phone is a real computer: wanted practice.workers=True")],
+)  # fmt: skip
+def test_what_is_given_for_real_computers_must_fit(mode, knobs, says):
+  cfg = get("android", mode)
+  with cfg.unlocked():
+    cfg.update_from_flattened_dict(knobs)
+  with pytest.raises(ValueError, match=says):
+    base.check(cfg)
+
+
+def test_real_computers_work_beside_learning_each_behind_a_process():
+  cfg = get("android", "real")
+  cfg.update_from_flattened_dict({"env.image": "avd:Pixel", "practice.slots": 3})
+  base.check(cfg)
+  assert base.real(cfg) and base.mode(cfg) == "async" and base.pool(cfg).slots == 3 and not base.real(get("android"))
+  cfg.practice.mode = "sync"
+  assert base.mode(cfg) == "sync" and base.mode(get("osworld")) == "sync" and "avd:Pixel" in base.banner(cfg, "runs/x")

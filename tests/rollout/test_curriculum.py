@@ -471,3 +471,13 @@ def test_strangers_are_refused(make, task, group_of):
     Curriculum([task("a"), task("a")], rng())
   with pytest.raises(ValueError, match="another task list"):
     curriculum.restore(make(4).state())
+
+
+def test_what_is_parked_leaves_for_good_and_strangers_are_passed_over(make):
+  curriculum = make(4)
+  curriculum.drop({"1": "broke three computers", "held-out": "elsewhere"})
+  curriculum.drop(["1"])
+  assert sorted(a_pass(curriculum, 3) + a_pass(curriculum, 3)) == ["0", "0", "2", "2", "3", "3"]
+  curriculum.drop(["0", "2", "3"])
+  with pytest.raises(NoTaskLeft, match="parked"):
+    curriculum.next()
