@@ -19,6 +19,7 @@ class Seat:
   def __init__(self, inside: Inside, env: Any):
     self.inside, self.env = inside, env
     self._work: queue.SimpleQueue | None = None  # of its thread, once it has one
+    self.asked = self.given_up = False  # a call is on its way; nobody waits for it any more
 
   def submit_reset(self, task: Task, seed: int | None = None) -> None:
     seeded = {} if seed is None else {"seed": seed}
@@ -31,9 +32,13 @@ class Seat:
     self._submit("expire", lambda: self.env.unwrapped.expire())
 
   def release(self) -> None:
-    self.inside.free.append(self)
+    """Gives it back. A call that is on its way finishes first, and nobody hears of it."""
+    self.given_up = self.asked
+    if not self.asked:
+      self.inside.free.append(self)
 
   def _submit(self, op: str, call: Callable[[], Any]) -> None:
+    self.asked = True
     if not self.inside.threads:
       return self._do(op, call)
     if self._work is None:
@@ -95,8 +100,12 @@ class Inside:
         seat, result = self.results.get(timeout=wait) if wait > 0 else self.results.get_nowait()
       except queue.Empty:
         return out
+      seat.asked = False
       if isinstance(result, BaseException):
         raise result
+      if seat.given_up:
+        seat.release()
+        continue
       out.append((seat, result))
       wait = 0.0
 

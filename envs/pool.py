@@ -89,6 +89,7 @@ class Pool(Fleet):
 
   def release(self, lease: Lease) -> None:
     slot, lease.slot = lease.slot, None
+    self._results = collections.deque(told for told in self._results if told[0] is not lease)  # nobody waits for these any more
     if lease.error is None:
       lease.error = errors.LeaseLost(f"lease {lease.token} was released")
     if slot is None:

@@ -8,7 +8,6 @@ version wrote it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import threading
 import time
@@ -79,9 +78,10 @@ class Stream:
     self._closing = True
     if self._thread.ident is not None:
       self._thread.join(seconds)
+    if self._thread.is_alive():  # deep in a compilation: the computers are still its own
+      return
     for lease in list(self.scheduler.turns):
-      with contextlib.suppress(RuntimeError):  # a pool that is closed already
-        lease.release()
+      lease.release()
 
   # -- what the learner calls, from its own thread
 

@@ -86,3 +86,20 @@ def test_one_that_hangs_holds_nobody_up_and_does_not_keep_the_process():
   for thread in mine:
     thread.join(5)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_what_nobody_waits_for_any_more_is_never_heard(threads):
+  """Given back in the middle of a call: the next one to have the computer hears its own answers only."""
+  gate = threading.Event()
+  with Inside([Env(gate=gate if threads else None)], threads) as computers:
+    lease = computers.try_lease()
+    lease.submit_step("old")
+    lease.release()
+    assert computers.try_lease() is None  # not before it is done
+    gate.set()
+    until = time.monotonic() + 10
+    while (again := computers.try_lease()) is None and time.monotonic() < until:
+      assert computers.wait(0.1) == []
+    again.submit_step("new")
+    assert [result.value for _, result in wait_for(computers, 1)] == ["new!"]

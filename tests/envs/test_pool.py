@@ -53,6 +53,16 @@ def test_one_thread_drives_many_and_results_come_as_they_are_ready(make):
   assert world.now == 1002.0
 
 
+def test_an_answer_that_nobody_heard_goes_with_its_lease(make):
+  """Both answers arrive; a call that waits for its own reads them, and the other's lease ends before anybody has looked."""
+  pool, _ = make(slots=2)
+  first, second = begun(pool), begun(pool)
+  second.submit_step("x")
+  first.step("y")
+  second.release()
+  assert pool.wait(0.0) == [] and conserved(pool) and pool.counts["calls/step"] == 2
+
+
 def test_misuse_is_not_an_infra_error(make):
   pool, world = make()
   lease = pool.lease()
