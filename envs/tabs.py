@@ -58,10 +58,11 @@ class Tab:
 
 
 class Window:
-  """browser: a running one; it is this window's alone. size: (width, height) in CSS pixels; accept: what dialogs are answered."""
+  """browser: a running one; it is this window's alone. viewport: (width, height) in CSS pixels; size: of its top left part that is
+  shown; accept: what dialogs are answered."""
 
-  def __init__(self, browser: Browser, size: tuple[int, int], scale: float, accept: bool, seconds: float):
-    self.browser, self.size, self.scale, self.accept, self.seconds = browser, size, scale, accept, seconds
+  def __init__(self, browser: Browser, viewport: tuple[int, int], size: tuple[int, int], scale: float, accept: bool, seconds: float):
+    self.browser, self.viewport, self.size, self.scale, self.accept, self.seconds = browser, viewport, size, scale, accept, seconds
     self.picture_size = (round(size[0] * scale), round(size[1] * scale))
     self.tabs: dict[str, Tab] = {}  # by session, in the order they came
     self.front: str | None = None
@@ -87,7 +88,7 @@ class Window:
     if info["type"] == "page" and info.get("browserContextId") == self.context:
       self.tabs[new] = Tab(info["targetId"], info.get("openerId", ""), loading=info["url"] not in ("", "about:blank"))
       self.front = new
-      width, height = self.size
+      width, height = self.viewport
       metrics = {"width": width, "height": height, "deviceScaleFactor": self.scale, "mobile": False}
       for method, params in [
         ("Page.enable", {}), ("Inspector.enable", {}), ("DOM.enable", {}), ("Emulation.setDeviceMetricsOverride", metrics),
@@ -203,9 +204,12 @@ class Window:
 
   def screenshot(self, seconds: float | None = None) -> np.ndarray:
     """uint8 [H, W, 3] of the page in front."""
+    asked = {"format": "png", "optimizeForSpeed": True}
+    if self.size != self.viewport:
+      asked["clip"] = {"x": 0, "y": 0, "width": self.size[0], "height": self.size[1], "scale": 1}
     for _ in range(8):
       try:
-        said = self.call("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True}, seconds)
+        said = self.call("Page.captureScreenshot", asked, seconds)
         break
       except PageClosed:
         continue

@@ -4,6 +4,7 @@ A suite gives a *site*: what has
   places() -> the host:port that pages may reach          begin(window, task): shows the task's first page
   over(window) -> whether the page itself ended the try    verdict(window, task, frames, texts, answer) -> a score from 0 to 1
   look(window) -> notes for instruments                    close()
+  private: whether every try gets a browser context of its own, without the cookies and the cache of the one before;
   graded: whether scores between 0 and 1 are partial credit; keeps: how many of the last frames a verdict reads
 """
 
@@ -43,6 +44,7 @@ def defaults() -> ml_collections.ConfigDict:
       "network": "sites",  # what pages may reach: the task's sites and env.allowed; or "open": everything
       "allowed": (),  # host:port
       "viewport": (1280, 720),  # (width, height) in CSS pixels
+      "picture": (0, 0),  # the top left part of it that is shown; (0, 0): all
       "scale": 1.0,  # pixels of the picture per CSS pixel
       "capped": False,  # True: 60 frames a second at most, as on a screen; a screenshot then waits for its frame
       "grammar": "web",  # web (numbered elements) or desktop (points of the picture)
@@ -70,6 +72,10 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "sandbox": (cfg.sandbox in ("auto", "on", "off"), "auto, on or off"),
     "network": (cfg.network in ("sites", "open"), "sites or open"),
     "viewport": (numbers(cfg.viewport), "(width, height), 16 to 8192 CSS pixels"),
+    "picture": (
+      not any(cfg.picture) or numbers(cfg.picture) and all(a <= b for a, b in zip(cfg.picture, cfg.viewport)),
+      "(0, 0), or (width, height) of at most env.viewport",
+    ),
     "scale": (0.25 <= cfg.scale <= 4, "0.25 to 4"),
     "grammar": (cfg.grammar in GRAMMARS, " or ".join(GRAMMARS)),
     "text": (cfg.text or cfg.grammar != "web", "True: the web grammar names elements by their number in the text"),
@@ -86,6 +92,11 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   for name, (good, want) in wanted.items():
     if not good:
       raise ValueError(f"env.{name} is {cfg[name]!r}, wanted {want}")
+
+
+def shown(cfg: ml_collections.ConfigDict) -> tuple[int, int]:
+  """(width, height) of what is shown, in CSS pixels."""
+  return tuple(cfg.picture) if any(cfg.picture) else tuple(cfg.viewport)
 
 
 class WebEnv(gym.Env):
@@ -116,7 +127,7 @@ class WebEnv(gym.Env):
       find_binary(cfg.browser), allowed, sandbox=sandbox, capped=cfg.capped, boot_seconds=cfg.boot_seconds, flags=tuple(cfg.browser_flags)
     )
     try:
-      self.window = Window(browser, tuple(cfg.viewport), cfg.scale, cfg.dialogs == "accept", cfg.call_seconds)
+      self.window = Window(browser, tuple(cfg.viewport), shown(cfg), cfg.scale, cfg.dialogs == "accept", cfg.call_seconds)
       self.window.fresh()
       ratio = self.window.evaluate("devicePixelRatio")
       if abs(ratio - cfg.scale) > 1e-6:
@@ -149,7 +160,8 @@ class WebEnv(gym.Env):
         self.window.browser.close()
         self._start()
         self.broken = False
-      self.window.fresh()
+      if self.site.private or len(self.window.tabs) != 1:
+        self.window.fresh()
       self.site.begin(self.window, task)
       self._extra = {}
       if not self.window.loaded(time.monotonic() + self.cfg.load_seconds):
