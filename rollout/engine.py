@@ -55,7 +55,9 @@ class Engine:
     self.policy, self.slots, self.steps, self.stops, self.temperature = policy, slots, steps, tuple(stops), temperature
     self.spans, self.chunks = tuple(sorted(spans)), tuple(sorted(chunks))
     self.cache = policy.init_cache(slots, self.spans[-1])
-    self.programs = _programs(policy, temperature)
+    if not hasattr(self.cache, "next_position"):
+      raise ValueError(f"policy {policy.name} has a cache whose rows cannot be filled apart; sample with rollout/sampler.py")
+    self.programs = _programs(policy._replace(tokenizer=None), temperature)
 
   def own(self, params: Any) -> Any:
     """A copy of a learner's parameters in the form the programs take: the learner donates its own."""
@@ -86,7 +88,7 @@ class Engine:
     """Puts tokens i32 [n] at places start .. start + n - 1 of a slot, n <= size, one of the chunk sizes, and draws the token after them.
 
     What stood from `start` on is gone. positions i32 [P, n]; next_position: of a text token at `start`; image_slot i32 [n]: the row of
-    features that takes a token's place, -1 = none.
+    features that takes a token's place, -1 = none. What it returns has T = B = 1 and may still be under way on the device.
     """
     pad = size - len(tokens)
     self.cache, out = self.programs.prefill(
@@ -94,7 +96,7 @@ class Engine:
       np.pad(positions, ((0, 0), (0, pad)))[:, None], np.int32(len(tokens)), features,
       np.pad(image_slot, (0, pad), constant_values=-1)[None], key[None], np.int32(index)[None], span=self.span(start + size),
     )  # fmt: skip
-    return Written(*(np.asarray(a)[None] for a in out), np.ones(1, np.int32))
+    return Written(*out, np.ones(1, np.int32))
 
   def decode(
     self, params: Any, token: np.ndarray, count: np.ndarray, limit: np.ndarray, active: np.ndarray, key: np.ndarray, longest: int
@@ -140,7 +142,7 @@ class _Programs(NamedTuple):
 
 @functools.cache
 def _programs(policy: Policy, temperature: float) -> _Programs:
-  """Jitted once for all engines of a policy: the sampler of every evaluation finds them compiled."""
+  """Jitted once for all engines of a policy, whatever its tokenizer: the sampler of every evaluation finds them compiled."""
   jit = partial(jax.jit, donate_argnames="cache")
   return _Programs(
     own=jax.jit(lambda params: jax.tree.map(jnp.copy, policy.unstack(params))),
@@ -170,7 +172,7 @@ def _prefill(
     return jax.lax.dynamic_update_slice(whole, new, (slot, first) + (0,) * (whole.ndim - 2))
 
   last = jax.lax.dynamic_index_in_dim(hidden, jnp.maximum(count - 1, 0), axis=1, keepdims=False)
-  return jax.tree.map(back, cache, row), draw(policy.logits(params, last), key, index, temperature)
+  return jax.tree.map(back, cache, row), tuple(a[None] for a in draw(policy.logits(params, last), key, index, temperature))
 
 
 def _decode(policy, temperature, params, cache, token, count, limit, active, key, stops, *, steps, span):

@@ -305,9 +305,12 @@ class SessionSampler:
     """Gives the session a slot that holds the longest beginning there is; False where all are writing."""
     if ask.placed:
       return True
-    session, share = ask.session, {slot.index: self._share(slot, ask) for slot in self.slots}
-    best = max(self.slots, key=lambda s: (share[s.index], s.owner is session, s.owner is None, s.used))
-    slot = session.slot or (best if best.owner is None and share[best.index] else self._victim(best))
+    session, own = ask.session, ask.session.slot
+    goes_on = own is not None and 0 < own.filled == self._share(own, ask)  # then no other slot is asked
+    known = [own] if goes_on else self.slots
+    share = {slot.index: self._share(slot, ask) for slot in known}
+    best = max(known, key=lambda s: (share[s.index], s.owner is session, s.owner is None, s.used))
+    slot = own or (best if best.owner is None and share[best.index] else self._victim(best))
     if slot is None:
       return False
     if slot.owner not in (None, session):
@@ -327,8 +330,8 @@ class SessionSampler:
     """The slot to take: a free one, else that of the session idle for longest, else of the one that waits and is served last; the one
     with the longest shared beginning only where there is no other."""
     busy = {a.session.name for a in self._writing} | {a.session.name for a in self._waiting if a.placed}
-    turn = {a.session.name: i for i, a in enumerate(self._waiting)}
-    rank = lambda s: (s.owner is not None, turn.get(s.owner.name, -1) if s.owner else -1, s is best, s.used)
+    turn = {a.session.name: len(self._waiting) - i for i, a in enumerate(self._waiting)}  # 1: served last
+    rank = lambda s: (s.owner is not None, turn.get(s.owner.name, 0) if s.owner else 0, s is best, s.used)
     return min((s for s in self.slots if s.owner is None or s.owner.name not in busy), key=rank, default=None)
 
   def _touch(self, slot: Slot) -> None:
@@ -357,7 +360,7 @@ class SessionSampler:
     self.counts.prefilled, self.counts.padded = self.counts.prefilled + count, self.counts.padded + size
     if end == len(tokens):
       self._waiting.popleft()
-      self._hear(ask, out, 0)
+      self._hear(ask, Written(*map(np.asarray, out)), 0)
     return size
 
   def _size(self, rest: int) -> tuple[int, int]:

@@ -124,6 +124,26 @@ def test_sessions_that_come_and_go_alone(policy, params, plain):
   assert not s.sessions and all(slot.owner is None for slot in s.slots)
 
 
+def test_who_loses_its_slot(text):
+  """Nobody who writes; else a free slot, then of two idle sessions the one that was there last, then of those that wait the last in line,
+  and the slot that is to be copied from only where there is no other of its kind."""
+  s = SessionSampler(text, 6, (64,), chunks=(32,))
+  for name in "abcdef":
+    s.ask(name, Game(text, 1).prompt(), key(1, 0))
+  for slot, (name, used) in zip(s.slots, {"a": 3, "b": 1, "c": 9, "d": 8, "e": 7, "f": 0}.items()):
+    slot.owner, slot.used = s.sessions[name], used
+    s.sessions[name].slot = slot
+  a, b, c, d, e, f = s.slots
+  asks = {ask.session.name: ask for ask in s._waiting}
+  s._waiting, s._writing, f.owner = type(s._waiting)([asks["a"], asks["b"]]), [asks["e"]], None
+  order = []
+  for _ in range(5):
+    taken = s._victim(c)
+    order.append(taken)
+    s._writing.append(types.SimpleNamespace(session=taken.owner)) if taken.owner else setattr(f, "owner", s.sessions["e"])
+  assert [x.index for x in order] == [x.index for x in (f, d, c, b, a)] and s._victim(c) is None
+
+
 def test_a_group_shares_its_prompt(policy, params):
   """Eight tries at one task: the prompt with its screenshot goes through the model once, each sibling prefills one token of it."""
   prompt = Game(policy, 1).prompt()
@@ -239,8 +259,8 @@ def test_a_cache_of_other_weights_is_noticed(text):
   s = sampler(text, served.weights(text), on_load="rebuild")
   s.ask("a", Game(text, 1).prompt(), key(1, 0))
   assert s.poll() == []
-  s.slots[0].stamp[3] = 7  # what a fault of the book-keeping would look like
-  with pytest.raises(RuntimeError, match="slot 0 holds keys and values of other weights than version 1"):
+  s.sessions["a"].slot.stamp[3] = 7  # what a fault of the book-keeping would look like
+  with pytest.raises(RuntimeError, match=r"slot \d holds keys and values of other weights than version 1"):
     s.poll()
 
 
