@@ -43,6 +43,7 @@ from rollout.scheduler import collect
 from rollout.turn import Try
 
 BUCKETS = (16, 64)
+PACE = ("step_seconds", "slow_share", "slow_factor", "faults")  # knobs of an environment that no screen and no score shows
 
 
 class Protocol(NamedTuple):
@@ -201,8 +202,8 @@ def check_start(cfg) -> None:
   if not (workdir / "copied").is_dir():
     raise ValueError(f"copy.start is {workdir}, a run that has not finished copying: wait for it, or give another")
   for part in ("env", "policy"):
-    if theirs[part] != ours[part]:
-      names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k)]
+    names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k) and k not in PACE]
+    if names:
       raise ValueError(f"copy.start is {workdir}, whose {part} differs from this run's in {', '.join(names)}: give the same, or copy anew")
 
 

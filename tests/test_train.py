@@ -456,9 +456,14 @@ def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(strai
 
 
 def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, capsys):
-  """No copying, the same copied policy and its scores; with another algorithm, since the agent alone differs. Another environment
+  """No copying, the same copied policy and its scores; with another algorithm, at another pace. Another environment
   or policy is refused."""
-  own = [c for c in command(tmp_path / "run", config="configs/android.py:agent=rloo", copy__start=straight, practice__updates=1)]
+  own = [
+    c
+    for c in command(
+      tmp_path / "run", config="configs/android.py:agent=rloo", copy__start=straight, practice__updates=1, env__slow_share=0.2
+    )
+  ]
   assert train.main(own) == 0
   said = capsys.readouterr().out
   assert "starting from the policy that" in said and "copying 6/6" not in said and not (tmp_path / "run" / "copying").exists()
