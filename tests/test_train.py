@@ -212,7 +212,7 @@ def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_
 
 
 def test_a_signal_ends_a_run_whose_computers_all_hang_in_ten_seconds(tmp_path):
-  """Every worker hangs, in its canaries already, its deadlines far away: SIGTERM saves, exits 75 and leaves no process."""
+  """Every worker hangs in the first episode after its canaries, its deadlines far away: SIGTERM saves, exits 75, leaves no process."""
   own = {"practice__workers": True, "practice__slots": 3, "env__faults__hang": 1.0}
   process = subprocess.Popen([sys.executable, *command(tmp_path / "run", **own)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
   for line in process.stdout:
@@ -458,12 +458,8 @@ def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(strai
 def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, capsys):
   """No copying, the same copied policy and its scores; with another algorithm, at another pace. Another environment
   or policy is refused."""
-  own = [
-    c
-    for c in command(
-      tmp_path / "run", config="configs/android.py:agent=rloo", copy__start=straight, practice__updates=1, env__slow_share=0.2
-    )
-  ]
+  knobs = {"copy__start": straight, "practice__updates": 1, "env__slow_share": 0.2}
+  own = command(tmp_path / "run", config="configs/android.py:agent=rloo", **knobs)
   assert train.main(own) == 0
   said = capsys.readouterr().out
   assert "starting from the policy that" in said and "copying 6/6" not in said and not (tmp_path / "run" / "copying").exists()

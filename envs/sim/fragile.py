@@ -34,17 +34,21 @@ def check(cfg: ml_collections.ConfigDict) -> None:
 
 
 class Fragile(gym.Wrapper):
-  """Breaks some of its episodes, each at a step drawn from the first `within`. Its luck is its own and never the same again, so that a
-  computer that was started anew does not break where the last one did."""
+  """Breaks some of its episodes, each at a step drawn from the first `within`, but none of its first `well`: in a worker those are its
+  canaries. Its luck is its own and never the same again, so that a computer that was started anew does not break where the last did."""
 
-  def __init__(self, env: gym.Env, chances: dict[str, float], within: int = 8):
+  def __init__(self, env: gym.Env, chances: dict[str, float], within: int = 8, well: int = 2):
     super().__init__(env)
+    self.well = well
     self.kinds, self.within = [*chances, ""], within
     self.chances = [*chances.values(), max(0.0, 1.0 - sum(chances.values()))]
     self.rng = np.random.default_rng()
 
   def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
     self.kind, self.left = str(self.rng.choice(self.kinds, p=self.chances)), int(self.rng.integers(1, self.within + 1))
+    self.well -= 1
+    if self.well >= 0:
+      self.kind = ""
     return self.env.reset(seed=seed, options=options)
 
   def step(self, text: str):
