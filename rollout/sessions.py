@@ -22,7 +22,7 @@ from rollout.engine import Engine, Written
 from rollout.sampler import Sampled
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Slot:
   """What the host knows of a row of the cache: of its first `filled` places the token, its positions, the version of the weights that
   computed it, and the images by place (content key). owner: the session whose it is, None = free, its content good for others."""
@@ -59,7 +59,7 @@ class Slot:
     return min([n, *(p for p, _ in self.images.items() ^ ask.images.items())])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Ask:
   """A step under way. tokens, positions: the prompt and what was written so far; images: content key by place; pixels: by key."""
 
@@ -97,7 +97,7 @@ class Ask:
     return Sampled(self.written, f32(self.logp), f32(self.entropy), version if len(set(self.version)) > 1 else int(version[0]))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Session:
   """An episode. tokens: all ids of its last step, by which the next one's new part is counted; shown: the images of its last prompt
   with their content keys."""
@@ -175,6 +175,11 @@ class SessionSampler:
   def tokens(self) -> int:
     """Action tokens written so far."""
     return self.counts.decoded
+
+  @property
+  def busy(self) -> int:
+    """Sessions that ask: while there are any, `poll` has work."""
+    return len(self._waiting) + len(self._writing)
 
   # -- what its users call
 
@@ -259,8 +264,8 @@ class SessionSampler:
 
   def warm_up(self, prompt: Prompt) -> None:
     """Compiles everything that prompts like this one will need, before any episode runs: what the slots hold is lost."""
-    if self._waiting or self._writing:
-      raise RuntimeError(f"{len(self._waiting) + len(self._writing)} sessions are asking; warm up before the first one does")
+    if self.busy:
+      raise RuntimeError(f"{self.busy} sessions are asking; warm up before the first one does")
     self._swap()
     for session in self.sessions.values():
       session.slot = None

@@ -110,7 +110,7 @@ def test_sessions_that_come_and_go_alone(policy, params, plain):
     ask(n)
     for m, out in s.poll():
       seen[m].append((games[m].asked, out))
-  for _ in range(100):
+  while s.busy:
     for m, out in s.poll():
       seen[m].append((games[m].asked, out))
     for m, game in games.items():
@@ -366,8 +366,9 @@ def test_what_it_refuses(text):
     s.act([prompt] * 2, np.stack([key(1, 0)] * 2), ["b", "b"])
   with pytest.raises(ValueError, match="a prompt of 0 tokens"):
     s.ask("c", prompt._replace(tokens=prompt.tokens[:0], positions=prompt.positions[:, :0]), key(1, 0))
+  assert s.busy == 1
   s.end("a")
-  assert s.poll() == [] and s.act([], np.zeros((0, 2), np.uint32)) == []
+  assert s.busy == 0 and s.poll() == [] and s.act([], np.zeros((0, 2), np.uint32)) == []
 
 
 @pytest.mark.parametrize(
