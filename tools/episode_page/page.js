@@ -22,8 +22,10 @@ function walk(by) {
 if (steps.length) {
   document.body.classList.add("stepping");
   for (const g of all("[data-goto]")) g.addEventListener("click", (e) => { e.preventDefault(); goto(Number(g.dataset.goto)); });
+  for (const s of steps) s.removeAttribute("id"); // a fragment would scroll the page to it
   const wanted = /^#step-(\d{1,6})$/.exec(location.hash);
   goto(wanted ? Number(wanted[1]) : 1);
+  scrollTo(0, 0);
 }
 
 const MOVES = {
