@@ -6,7 +6,7 @@
   environment      every reset leaves the last episode's mess over the screen, and no action reaches what is beneath
   grader           44% of the graded episodes get the wrong verdict
   out of reach     only pop-ups whose way out copying never finds: a pass chance of about 1%, as configs/android.py:out_of_reach
-  collapse         practice samples at temperature 0.3 and copies what passed as if it had been 1.0: each update sharpens the last
+  collapse         the loss has the entropy in it with the wrong sign, and no replay: tries become one before they are good
   healthy          nothing planted
   nothing left     no pop-up ever comes: what copying has learnt passes everything
 
@@ -31,11 +31,13 @@ import ml_collections
 import numpy as np
 from absl import app, flags
 
+import agents.grpo
 import envs.sim
 from core.schema import SUCCESS
+from core.segments import Total
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
-from rollout import labels, sampler
+from rollout import labels
 from rollout.store import EpisodeStore
 from tools import check_env
 
@@ -64,34 +66,50 @@ class WrongGrader(SimEnv):
 
 
 class Plant(NamedTuple):
-  """verdict and left: what diagnose must say. make(computer, popups) -> an environment; truth: the same with a sound grader; modes and
-  temperature: of the config, and of practice's sampler, whatever the trainer takes it for."""
+  """verdict and left: what diagnose must say. make(computer, popups) -> an environment; truth: the same with a sound grader; knobs: of
+  the run; sharpen: weight of the entropy in the policy's loss, which has no business there."""
 
   verdict: str
   make: Callable[[str, Popups], SimEnv] = SimEnv
   truth: Callable[[str, Popups], SimEnv] | None = None
-  modes: str = ""
-  temperature: float = 1.0
+  knobs: tuple[str, ...] = ()
+  sharpen: float = 0.0
   left: bool = True  # something is left to learn
 
 
+SURE = ("agent.replay=0", "agent.epochs=10", "practice.lr=0.001", "practice.warmup=0")
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
   "out_of_reach": Plant("out of reach", lambda computer, popups: SimEnv(computer, dataclasses.replace(popups, kinds=("corner",)))),
-  "collapse": Plant("collapse", modes=":agent=filtered_imitation", temperature=0.3),
+  "collapse": Plant("collapse", knobs=SURE, sharpen=1.0),
   "healthy": Plant("healthy"),
   "nothing_left": Plant("healthy", lambda computer, popups: SimEnv(computer), left=False),
 }
+
+
+def sharpened(make: Callable, weight: float) -> Callable:
+  """An algorithm whose policy is paid for being sure of itself: `weight` times the mean entropy of its tokens is added to the loss."""
+
+  def bend(loss: Callable) -> Callable:
+    def bent(scores, batch):
+      total, metrics = loss(scores, batch)
+      return Total(total.sum + weight * total.count * metrics["policy/entropy"].mean(), total.count), metrics
+
+    return bent
+
+  def bent_make(cfg):
+    agent = make(cfg)
+    return agent._replace(phases=tuple(phase._replace(loss=bend(phase.loss)) for phase in agent.phases))
+
+  return bent_make if weight else make
 
 
 def run_planted(plant: Plant, argv: list[str]) -> int:
   """train.py in this process, its simulator replaced; examined first. argv: of train.py."""
   sound = envs.sim.popup_rule
   envs.sim.make = lambda computer, cfg, clean=False, quick=False: plant.make(computer, sound(cfg, 0.0 if clean else 1.0))
-  if plant.temperature != 1.0:  # evaluate.py has taken the sound one by now
-    sound_sampler = sampler.Sampler
-    sampler.Sampler = lambda policy, buckets, temperature=1.0: sound_sampler(policy, buckets, plant.temperature)
+  agents.grpo.make = sharpened(agents.grpo.make, plant.sharpen)
   workdir = [a for a in argv if a.startswith("--workdir=")]
   config = [a for a in argv if a.startswith("--config")]
   check_env.main(["check_env.py", *config, *workdir, "--tasks=16"])
@@ -141,8 +159,8 @@ def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
 def diagnosed(name: str, seed: int, start: pathlib.Path, out: pathlib.Path, overrides: list[str]) -> str:
   """Makes one run, labels it and has it diagnosed from its workdir; its line of the table."""
   plant, workdir = PLANTS[name], out / f"{name}-seed{seed}"
-  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}"]
-  command = [CONFIG + plant.modes, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
+  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}", *plant.knobs]
+  command = [CONFIG, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
   if code := python(["-m", "benchmarks.faults", f"--plant={name}", "--", *command], workdir / "log.txt"):
     raise SystemExit(f"{name}, seed {seed}, ended with {code}: see {workdir / 'log.txt'}")
   label(plant, workdir, FLAGS.labels, seed)

@@ -128,20 +128,25 @@ class Run:
     with contextlib.closing(sqlite3.connect(f"{self.index.as_uri()}?mode=ro", uri=True, timeout=60)) as db:
       return db.execute(query, values).fetchall()
 
-  def tail(self, tag: str) -> float | None:
-    """Mean over the last `window` updates that have the tag."""
-    values = [r[tag] for r in self.rows[-self.knobs.window :] if r.get(tag) is not None]
+  @property
+  def window(self) -> int:
+    """Updates at the start and at the end that are averaged: no more than half the run, so that a short one has both."""
+    return max(1, min(self.knobs.window, len(self.rows) // 2))
+
+  def mean(self, tag: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    values = [r[tag] for r in rows if r.get(tag) is not None]
     return statistics.fmean(values) if values else None
 
+  def tail(self, tag: str) -> float | None:
+    return self.mean(tag, self.rows[-self.window :])
+
   def head(self, tag: str) -> float | None:
-    """Mean over the first updates, no later than half the run."""
-    values = [r[tag] for r in self.rows[: max(1, min(self.knobs.window, len(self.rows) // 2))] if r.get(tag) is not None]
-    return statistics.fmean(values) if values else None
+    return self.mean(tag, self.rows[: self.window])
 
   @property
   def last_updates(self) -> tuple[int, int]:
     """First and last update of the window at the end."""
-    updates = [r["update"] for r in self.rows[-self.knobs.window :]]
+    updates = [r["update"] for r in self.rows[-self.window :]]
     return (updates[0], updates[-1]) if updates else (0, -1)
 
   def entropy(self) -> tuple[float | None, float | None]:

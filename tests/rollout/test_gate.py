@@ -221,3 +221,10 @@ def test_evenly_spread_samples():
   assert gate.spread(list(range(10)), 3) == [0, 3, 6]
   assert gate.spread([1, 2], 5) == [1, 2]
   assert np.diff(gate.spread(list(range(100)), 10)).tolist() == [10] * 9
+
+
+def test_two_verdicts_on_two_screens_are_no_contradiction(tasks):
+  """A computer that behaves differently each time may well end up passed once and failed once: that is not the grader's doing."""
+  plays = lambda *screens: [gate.Played(do_nothing(tasks[0]), score, "", s) for score, s in zip((0.0, 1.0), screens)]
+  assert gate._row("known-good", "t", plays("same", "same"))["contradiction"] is True
+  assert gate._row("known-good", "t", plays("one", "other"))["contradiction"] is False
