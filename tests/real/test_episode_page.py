@@ -104,7 +104,8 @@ def test_the_mark_stands_where_the_action_landed(tmp_path):
     reader.open(address.partition("?")[0] + "episode/1")
     where = """(() => { const c = (what) =>
       document.querySelector('section.on ' + what).getBoundingClientRect();
-      const m = c('circle.mark'), p = c('image'); return [(m.x + m.width / 2 - p.x) / p.width, (m.y + m.height / 2 - p.y) / p.height] })()"""
+      const m = c('circle.mark'), p = c('image');
+      return [(m.x + m.width / 2 - p.x) / p.width, (m.y + m.height / 2 - p.y) / p.height] })()"""
     assert reader.js(where) == pytest.approx([150.5 / 200, 75.5 / 300], abs=2e-3)
 
 
