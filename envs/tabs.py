@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs import keyboard
-from envs.chromium import Browser, PageClosed, PageCrashed, Refused
+from envs.chromium import Browser, BrowserHung, PageClosed, PageCrashed, Refused
 from envs.errors import BadFrame
 from envs.handset import decode_png
 from envs.outline import outline, printable
@@ -32,11 +32,13 @@ SELECT = """function(option) {
   select.dispatchEvent(new Event('change', {bubbles: true}));
   return '';
 }"""
+LEAVING = 1.0  # seconds
+GLANCE = 2.0  # seconds after which a screenshot is asked for again: one that a navigation overtakes is never answered
 IS_OPTION = "function() { return this.nodeType === 1 && this.tagName === 'OPTION'; }"
 EMPTY = "function() { if (this.select) this.select(); else getSelection().selectAllChildren(this); }"
 DRAWN = """new Promise(done => {
   let frames = 0;
-  const next = () => ++frames < 2 ? requestAnimationFrame(next) : done(document.readyState);
+  const next = () => ++frames < 2 ? requestAnimationFrame(next) : setTimeout(() => setTimeout(() => done(document.readyState)));
   requestAnimationFrame(next);
   setTimeout(() => done(document.readyState), 200);
 })"""
@@ -53,6 +55,7 @@ class Tab:
   target: str
   opener: str = ""
   loading: bool = False
+  leaving: float = 0.0  # until when (time.monotonic) a navigation that was asked for may still begin
   crashed: bool = False
   numbers: dict[int, int] = dataclasses.field(default_factory=dict)  # backend node id -> the number it is called by
 
@@ -116,7 +119,15 @@ class Window:
 
   def _Page_frameStartedLoading(self, session, said: dict) -> None:
     if session in self.tabs and said["frameId"] == self.tabs[session].target:
-      self.tabs[session].loading = True
+      self.tabs[session].loading, self.tabs[session].leaving = True, 0.0
+
+  def _Page_frameScheduledNavigation(self, session, said: dict) -> None:
+    if session in self.tabs and said["frameId"] == self.tabs[session].target and said.get("delay", 0) <= LEAVING:
+      self.tabs[session].leaving = time.monotonic() + LEAVING
+
+  def _Page_frameRequestedNavigation(self, session, said: dict) -> None:
+    if said.get("disposition") == "currentTab":
+      self._Page_frameScheduledNavigation(session, said)
 
   def _Page_frameStoppedLoading(self, session, said: dict) -> None:
     if session in self.tabs and said["frameId"] == self.tabs[session].target:
@@ -177,8 +188,7 @@ class Window:
   def loaded(self, until: float) -> bool:
     """Waits until the page in front has loaded and drawn itself; False if it is past `until` (of time.monotonic) before."""
     while (left := until - time.monotonic()) > 0:
-      tab = self.tabs.get(self.front)
-      if tab is not None and tab.loading and not tab.crashed:
+      if self.loading():
         self.browser.pump(min(left, 0.05))
         continue
       try:
@@ -192,7 +202,8 @@ class Window:
     return False
 
   def loading(self) -> bool:
-    return self.front in self.tabs and self.tabs[self.front].loading
+    tab = self.tabs.get(self.front)
+    return tab is not None and not tab.crashed and (tab.loading or time.monotonic() < tab.leaving)
 
   def url(self) -> str:
     if self.front is None:
@@ -207,14 +218,18 @@ class Window:
     asked = {"format": "png", "optimizeForSpeed": True}
     if self.size != self.viewport:
       asked["clip"] = {"x": 0, "y": 0, "width": self.size[0], "height": self.size[1], "scale": 1}
-    for _ in range(8):
+    until = time.monotonic() + (seconds or self.seconds)
+    said = None
+    while said is None:
+      left = until - time.monotonic()
       try:
-        said = self.call("Page.captureScreenshot", asked, seconds)
-        break
+        said = self.call("Page.captureScreenshot", asked, max(0.1, min(left, GLANCE)))
+      except BrowserHung:
+        if left <= GLANCE:
+          raise
       except PageClosed:
-        continue
-    else:
-      raise BadFrame("every tab closed before it could be looked at")
+        if left <= 0:
+          raise BadFrame("every tab closed before it could be looked at") from None
     frame = decode_png(base64.b64decode(said["data"]))
     if (frame.shape[1], frame.shape[0]) != self.picture_size:
       raise BadFrame(f"a screenshot of {frame.shape[1]} x {frame.shape[0]}, wanted {self.picture_size[0]} x {self.picture_size[1]}")
