@@ -6,7 +6,7 @@
   environment      every reset leaves the last episode's mess over the screen, and no action reaches what is beneath
   grader           44% of the graded episodes get the wrong verdict
   out of reach     only pop-ups whose way out copying never finds: a pass chance of about 1%, as configs/android.py:out_of_reach
-  collapse         the loss has the entropy in it with the wrong sign, and no replay: tries become one before they are good
+  collapse         the loss has the entropy in it with the wrong sign, equal groups included: tries become one before they are good
   healthy          nothing planted
   nothing left     no pop-up ever comes: what copying has learnt passes everything
 
@@ -77,7 +77,7 @@ class Plant(NamedTuple):
   left: bool = True  # something is left to learn
 
 
-SURE = ("agent.replay=0", "agent.epochs=10", "practice.lr=0.001", "practice.warmup=0")
+SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=6", "practice.lr=0.001", "practice.warmup=0")
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
