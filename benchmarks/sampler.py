@@ -90,6 +90,9 @@ class Transformers:
         given, attention_mask=torch.ones_like(given), past_key_values=self.cache, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
         min_new_tokens=self.write, max_new_tokens=self.write, pad_token_id=0,
       )  # fmt: skip
+    held, wanted = self.cache.get_seq_length(), out.shape[1] - 1
+    if held != wanted:
+      raise RuntimeError(f"transformers' cache holds {held} tokens, wanted {wanted}: it was not carried on")
     return out[:, ids.shape[1] :].numpy().astype(np.int32)
 
 
