@@ -80,6 +80,10 @@ class Feed:
       credits = self.agent.rescale(episodes, credits)
     for episode, credit, score in zip(episodes, credits, judged, strict=True):
       episode.advantage = float(np.mean(credit.advantage))
+      told = [{"advantage": float(a)} for a in credit.advantage]  # for the page that shows a step
+      if score is not None and score.step_value is not None:
+        told = [t | {"value": float(np.ravel(v)[0])} for t, v in zip(told, score.step_value)]
+      episode.steps = [dataclasses.replace(s, notes=s.notes | t) for s, t in zip(episode.steps, told)]  # a stored try shares its steps
       out.append((episode, self.items(episode, credit, score)))
     return out
 

@@ -23,6 +23,7 @@ def put(workdir: str | os.PathLike, labels: Mapping[int, bool], by: str = "") ->
   """Writes labels by episode id, all or none; a second label of an episode takes the place of the first."""
   with contextlib.closing(sqlite3.connect(_index(workdir), timeout=60)) as db, db:
     db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA synchronous = NORMAL")  # the run that writes beside it never waits for a disk
     db.execute(_SCHEMA)
     rows = [(int(key), int(passed), by) for key, passed in labels.items()]
     db.executemany("INSERT INTO labels VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET passed = excluded.passed, by = excluded.by", rows)

@@ -53,7 +53,7 @@ _COLUMNS = ("group_id", "try_index", "at_update", "task_id", "goal", "family", "
             "final_screen", "notes", "step_limit")  # fmt: skip
 # What `query` may ask for, and the column it stands for.
 FILTERS = {"task_id": "task_id", "group": "group_id", "episode": "try_index", "update": "at_update", "family": "family",
-           "end": "end", "end_cause": "end_cause", "success": "success", "replayed": "replayed",
+           "end": "end", "end_cause": "end_cause", "success": "success", "reward": "reward", "replayed": "replayed",
            "policy_version": "policy_version"}  # fmt: skip
 
 
