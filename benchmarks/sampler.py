@@ -171,6 +171,11 @@ def draw_only(logits, key, index, temperature):
   return token, jnp.zeros(token.shape), jnp.zeros(token.shape)
 
 
+def show(values: dict[str, float]) -> None:
+  for name, value in values.items():
+    print(f"{name:40s} {value:.4g}", flush=True)
+
+
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown argument {argv[1]!r}")
@@ -196,9 +201,10 @@ def main(argv: list[str]) -> None:
   out["prefill_amplification_with_padding"] = counts.padded / counts.new
   parties.clear()
   ours.sampler.close()
-  out |= small_measurements(policy, params, cfg.vocab, FLAGS.sessions, FLAGS.calls)
-  for name, value in out.items():
-    print(f"{name:40s} {value:.4g}", flush=True)
+  show(out)
+  small = small_measurements(policy, params, cfg.vocab, FLAGS.sessions, FLAGS.calls)
+  show(small)
+  out |= small
   if FLAGS.out:
     pathlib.Path(FLAGS.out).write_text(json.dumps({"size": size, "checkpoint": FLAGS.checkpoint} | out, indent=1) + "\n")
 
