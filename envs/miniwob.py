@@ -15,7 +15,7 @@ import time
 
 import ml_collections
 
-from core.schema import SUCCESS, End, Episode, Limits, Screen, Step, Task
+from core.schema import SUCCESS, Episode, Limits, Task
 from envs import miniwob_scripts, web
 from envs.canary import Canary, do_nothing, known_good
 from envs.errors import ResetFailed
@@ -185,24 +185,9 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
 
 
 def solve(env: web.WebEnv, task: Task) -> Episode:
-  """The scripted solution of one task, played in the browser: an Episode without token records."""
-  obs, info = env.reset(options={"task": task})
-  steps: list[Step] = []
-  terminated = truncated = False
-  for text in miniwob_scripts.texts(env.window, task.goal, task.params["page"], env.cfg.grammar):
-    screen, notes = Screen.of(obs["screenshot"]), info["notes"]
-    obs, _, terminated, truncated, info = env.step(text)
-    steps.append(Step(screen, text, info["action"], 0, notes=notes))
-    if terminated or truncated:
-      break
-  if not (terminated or truncated):
-    info = env.expire()
-  return Episode(
-    task_id=task.id, group="scripted", try_index=0, seed=task.seed, steps=steps,
-    end=End.TERMINATED if terminated else End.TRUNCATED, end_cause=info["cause"], rewards=info["rewards"], records=[],
-    goal=task.goal, family=task.family, checker="miniwob/1", partial=info["partial"], final_screen=Screen.of(obs["screenshot"]),
-    step_limit=task.limits.steps,
-  )  # fmt: skip
+  """The scripted solution of one task, played in the browser."""
+  texts = miniwob_scripts.texts(env, task.goal, task.params["page"], env.cfg.grammar)
+  return miniwob_scripts.play(env, task, texts, "miniwob/1")
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from core.schema import End, Episode, Limits, Screen, Step, Task
+from core.schema import Episode, Limits, Task
 from envs import miniwob_scripts, web
 from envs.canary import Canary, do_nothing, known_good
 from envs.errors import ResetFailed
@@ -186,23 +186,15 @@ def moves(site: Site, params: dict) -> Iterator[Move]:
     yield "click", find("main button", "Place order")
 
 
+def texts(env: web.WebEnv, task: Task) -> Iterator[str]:
+  for move in moves(env.site, task.params):
+    yield from miniwob_scripts.write(env.window, move, env.cfg.grammar)
+  yield {"web": "exit()", "desktop": "Action: finished()"}[env.cfg.grammar]
+
+
 def solve(env: web.WebEnv, task: Task) -> Episode:
-  """The scripted solution of one task, played in the browser: an Episode without token records."""
-  obs, info = env.reset(options={"task": task})
-  steps: list[Step] = []
-  ended, terminated = False, False
-  texts = (text for move in moves(env.site, task.params) for text in miniwob_scripts.write(env.window, move, env.cfg.grammar))
-  last = {"web": "exit()", "desktop": "Action: finished()"}[env.cfg.grammar]
-  while not ended:
-    screen, notes, text = Screen.of(obs["screenshot"]), info["notes"], next(texts, last)
-    obs, _, terminated, truncated, info = env.step(text)
-    steps.append(Step(screen, text, info["action"], 0, notes=notes))
-    ended = terminated or truncated
-  return Episode(
-    task_id=task.id, group="scripted", try_index=0, seed=task.seed, steps=steps,
-    end=End.TERMINATED if terminated else End.TRUNCATED, end_cause=info["cause"], rewards=info["rewards"], records=[],
-    goal=task.goal, family=task.family, checker="shop/1", final_screen=Screen.of(obs["screenshot"]), step_limit=task.limits.steps,
-  )  # fmt: skip
+  """The scripted solution of one task, played in the browser."""
+  return miniwob_scripts.play(env, task, texts(env, task), "shop/1")
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:

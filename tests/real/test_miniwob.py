@@ -55,7 +55,7 @@ def test_the_reward_does_not_decay_and_saying_so_is_not_doing_it(env):
   assert env.step("Action: finished()")[4]["rewards"] == {SUCCESS: 0.0}
   env.reset(options={"task": task})
   env.window.evaluate("core.ept0 -= 9000000; 0")  # as if two hours and a half had gone by
-  text = next(miniwob_scripts.texts(env.window, task.goal, "click-test", "desktop"))
+  text = next(miniwob_scripts.texts(env, task.goal, "click-test", "desktop"))
   assert env.step(text)[4]["rewards"] == {SUCCESS: 1.0}
 
 

@@ -1,0 +1,92 @@
+"""Steps a second of MiniWoB++ in real Chromium: one environment, then eight, each with a browser and a process of its own.
+
+  python -m benchmarks.web --envs=1,8 --seconds=10
+
+A step is a click, the page at rest, a screenshot and the question whether the page has ended the try.
+Prints steps and episodes a second and the ratio to the first, with and without the limit of 60 frames a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+
+PAGE = "click-test-2"
+
+
+def work(seconds: float, capped: bool) -> None:
+  """One environment, for so long from the moment a line comes in; prints its counts."""
+  from core.schema import Limits, Task
+  from envs import miniwob
+
+  cfg = miniwob.defaults()
+  cfg.update({"capped": capped, "boot_seconds": 120.0, "load_seconds": 120.0, "call_seconds": 60.0, "settle_most": 60.0})
+  env = miniwob.make("miniwob/browser", cfg)
+  goals = [env.site.show(env.window, PAGE, seed) for seed in range(8)]
+  tasks = [Task(f"{PAGE}-{seed}", goals[seed], "miniwob/browser", PAGE, seed, {"page": PAGE}, Limits(10)) for seed in range(8)]
+  print("ready", flush=True)
+  sys.stdin.readline()
+  steps = episodes = 0
+  resets, until = 0.0, time.monotonic() + seconds
+  while time.monotonic() < until:
+    began = time.monotonic()
+    env.reset(options={"task": tasks[episodes % len(tasks)]})
+    resets += time.monotonic() - began
+    ended = False
+    while not ended and time.monotonic() < until:
+      _, _, terminated, truncated, _ = env.step("Action: click(start_box='(150,200)')")  # beside every button
+      steps, ended = steps + 1, terminated or truncated
+    episodes += 1
+  env.close()
+  print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
+
+
+def measure(count: int, seconds: float, capped: bool) -> dict:
+  """Sums over `count` processes that start together."""
+  argv = [sys.executable, "-m", "benchmarks.web", "--work", f"--seconds={seconds}", f"--capped={int(capped)}"]
+  children = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+  try:
+    for child in children:
+      if not select.select([child.stdout], [], [], 300)[0] or child.stdout.readline() != "ready\n":
+        raise RuntimeError("an environment did not start within 300 s")
+    for child in children:
+      child.stdin.write("go\n")
+      child.stdin.flush()
+    said = [json.loads(child.communicate(timeout=seconds + 300)[0].splitlines()[-1]) for child in children]
+  finally:
+    for child in children:
+      child.kill()
+      child.wait(10)
+  return {name: sum(one[name] for one in said) for name in said[0]}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--envs", default="1,8")
+  parser.add_argument("--seconds", type=float, default=10.0)
+  parser.add_argument("--capped", default="0,1", help="0: frames as fast as they come; 1: 60 a second")
+  parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.work:
+    return work(args.seconds, args.capped == "1")
+  print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; page {PAGE}, {args.seconds:g} s each")
+  for capped in (bool(int(c)) for c in args.capped.split(",")):
+    first = None
+    for count in (int(n) for n in args.envs.split(",")):
+      got = measure(count, args.seconds, capped)
+      rate = got["steps"] / args.seconds
+      first = first or rate
+      reset = got["resets"] / max(got["episodes"], 1)
+      print(
+      frames = "60 frames/s" if capped else "uncapped"
+      print(f"{frames:12s} {count:3d} environments: {rate:6.1f} steps/s ({rate / first:.2f}x), reset {reset:.3f} s", flush=True)
+      )
+
+
+if __name__ == "__main__":
+  main()
