@@ -82,10 +82,8 @@ def main() -> None:
       rate = got["steps"] / args.seconds
       first = first or rate
       reset = got["resets"] / max(got["episodes"], 1)
-      print(
       frames = "60 frames/s" if capped else "uncapped"
       print(f"{frames:12s} {count:3d} environments: {rate:6.1f} steps/s ({rate / first:.2f}x), reset {reset:.3f} s", flush=True)
-      )
 
 
 if __name__ == "__main__":
