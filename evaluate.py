@@ -33,9 +33,11 @@ from core.host import keep_freed_memory, use_compile_cache
 from core.schema import Episode, Task
 from core.screens import write_atomic
 from core.state import Weights
+from core.stop import Stop
 from envs.inside import Inside
 from envs.pool import Pool, spec_of
 from models.base import Policy
+from rollout import instruments
 from rollout.curriculum import solvable
 from rollout.remote import RemoteSampler
 from rollout.sampler import Sampler
@@ -191,6 +193,30 @@ def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list
     entropy_popup=mean(entropy[True]), entropy_plain=mean(entropy[False]), step_limit=tasks[0].limits.steps,
     task_list=task_list_hash(tasks),
   )  # fmt: skip
+
+
+def measure(trainer: Any, params: Any, protocol: Protocol, tries: int, name: str) -> Score:
+  """A protocol in a run of train.py (its Run), saved and written down under a name; trainer.samples: its episodes."""
+  through = trainer.try_on if trainer.cfg.practice.workers else None
+  weights = Weights(params, trainer.facts["version"])
+  trainer.samples = run(trainer.world, weights, protocol, tries, trainer.cfg.seed, trainer.cfg.practice.slots, trainer.clock, through)
+  result = score(trainer.samples, protocol, weights.version, trainer.world.tasks[protocol.tasks])
+  save(trainer.workdir, result)
+  trainer.facts["evals"][name] = dataclasses.asdict(result)
+  print(f"  {name}: {result.line()}", flush=True)
+  return result
+
+
+def midway(trainer: Any, params: Any, metrics: Any) -> dict[str, float]:
+  """Curves of a short evaluation in the middle of practice, with sample episodes; what a signal cut short is left out."""
+  curves, tries = {}, trainer.cfg.eval.tries_during
+  try:
+    curves["eval/held_out"] = measure(run, params, HELD_OUT, tries, "practising").success
+    instruments.show(metrics, trainer.samples[: trainer.cfg.log.episodes], trainer.facts["done"] - 1)
+    curves["eval/in_domain"] = measure(run, params, IN_DOMAIN, tries, "practising_in_domain").success
+  except Stop:
+    print("a signal ended the evaluation: saving", flush=True)
+  return curves
 
 
 def check_start(cfg) -> None:

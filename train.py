@@ -53,6 +53,8 @@ from rollout.stream import StreamBroken
 from rollout.taskgen import Evolution
 from rollout.trajectories import read_trajectories
 
+BROKEN = (StreamBroken, PoolExhausted, SamplerDown, BadSample)  # what ends a run from outside: saved, and may be tried again
+
 
 def make_score(policy, temperature: float = 1.0):
   """score(params, frozen, batch) -> Scores: log-probability and entropy of every action token, by the path that also samples.
@@ -169,15 +171,6 @@ class Run:
     facts = (snapshot or {"facts": self.facts})["facts"]
     self.session.save((0 if facts["phase"] == "copying" else self.cfg.copy.updates) + facts["done"], learner, snapshot)
 
-  def evaluate(self, params, protocol, tries: int, name: str) -> evaluate.Score:
-    version, slots, through = self.facts["version"], self.cfg.practice.slots, self.try_on if self.cfg.practice.workers else None
-    self.samples = evaluate.run(self.world, Weights(params, version), protocol, tries, self.cfg.seed, slots, self.note, through)
-    result = evaluate.score(self.samples, protocol, version, self.world.tasks[protocol.tasks])
-    evaluate.save(self.workdir, result)
-    self.facts["evals"][name] = dataclasses.asdict(result)
-    print(f"  {name}: {result.line()}", flush=True)
-    return result
-
 
 def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Supervised fine-tuning on demonstrations, in which things go right."""
@@ -232,17 +225,17 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   with Metrics(run.workdir, facts["done"]) as metrics, closing(sampler), run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
-      with run.timers("publish"):
-        sampler.load(Weights(states["policy"].params, facts["version"]))
       try:
-        run.curriculum.drop(run.computers.parked)
+        with run.timers("publish"):
+          sampler.load(Weights(states["policy"].params, facts["version"]))
+        run.curriculum.drop(list(run.computers.parked))
         got = run.source.gather(
           run.replay, run.agent.select, run.curriculum.next, run.rng, tries=run.curriculum.tries, update=facts["done"],
           version=facts["version"], groups=knobs.groups, rounds=knobs.rounds, group_size=cfg.agent.group_size,
           max_age=knobs.max_age, clock=run.clock,
         ) if sampling else Gathered()  # fmt: skip
         run.stop.poll()
-      except Stop:
+      except (Stop, *BROKEN):
         run.save(learner, before)  # the tries in flight were never trained on: the resumed run starts this update anew
         raise
       with run.timers("training"):
@@ -265,12 +258,9 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
       progress.line(facts["done"], **instruments.progress_values(curves))
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
-        curves["eval/held_out"] = run.evaluate(states["policy"].params, evaluate.HELD_OUT, cfg.eval.tries_during, "practising").success
-        instruments.show(metrics, run.samples[: cfg.log.episodes], facts["done"] - 1)
-        inside = run.evaluate(states["policy"].params, evaluate.IN_DOMAIN, cfg.eval.tries_during, "practising_in_domain")
-        curves["eval/in_domain"] = inside.success
+        curves |= evaluate.midway(run, states["policy"].params, metrics)
       metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
-      if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates:
+      if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or run.stop.asked:
         run.save(learner)
   store.close()
   run.source = None
@@ -280,7 +270,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
 def conclude(run: Run, params) -> None:
   """The final evaluations, table and summary.json."""
   cfg, protocols = run.cfg, (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)
-  final = {p.name: dataclasses.asdict(run.evaluate(params, p, cfg.eval.tries, f"practice_{p.name}")) for p in protocols}
+  final = {p.name: dataclasses.asdict(evaluate.measure(run, params, p, cfg.eval.tries, f"practice_{p.name}")) for p in protocols}
   about = {"seconds": run.session.seconds, "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name, "updates": cfg.practice.updates}
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
@@ -300,7 +290,7 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
       params = learner["states"]["policy"].params
       for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
         run.stop.poll()
-        run.evaluate(params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
+        evaluate.measure(run, params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
     if cfg.curriculum.solvable_tries:
       run.curriculum.only(evaluate.solvable_tasks(run.world, params, cfg))
     with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
@@ -339,7 +329,7 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
-  except (FloatingPointError, NoTaskLeft, StreamBroken, PoolExhausted, SamplerDown, BadSample) as error:
+  except (FloatingPointError, NoTaskLeft, *BROKEN) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1
   return 0

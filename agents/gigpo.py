@@ -12,7 +12,7 @@ import dataclasses
 import ml_collections
 import numpy as np
 
-from agents import grpo
+from agents import grpo, shaping
 from agents.base import Agent
 from losses.step_advantages import discounted_returns, gigpo_step_advantages
 
@@ -36,6 +36,7 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
   if cfg.step_spread not in ("none", "population"):
     raise ValueError(f"agent.step_spread is {cfg.step_spread!r}, wanted 'none' or 'population'")
   base = grpo.make(cfg)
+  shaping.refuse(cfg)
 
   def credit(group, scores=None):
     credits = base.credit(group, scores)

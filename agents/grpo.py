@@ -48,6 +48,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "minibatch": (cfg.minibatch >= 1, "1 or more token records"),
   }
   require("agent", cfg, wanted | shaping.wanted(cfg))
+  if cfg.combine == "gdpo" and cfg.spread != "population":
+    raise ValueError(f"agent.combine is gdpo with agent.spread {cfg.spread}: it compares each reward by its population spread, wanted that")
   objective.check(cfg)
 
 

@@ -228,6 +228,8 @@ def token_metrics(ratio_N, clipped_N, batch: Batch, scores: Scores) -> dict[str,
     "policy/clipped_share": token_mean(clipped_N.astype(jnp.float32), mask),
     "policy/ratio_mean": token_mean(ratio_N, mask),
     "policy/entropy": token_mean(scores.entropy.reshape(-1), mask),
-    # k3 of sampler against trainer: on the first pass after a publish it is the engines' mismatch, later also the drift
+    # k3 of sampler against trainer, of all tokens; and of those that the weights of this update's start wrote, which in its first
+    # step have not moved: that is the engines' mismatch
     "policy/drift_kl": token_mean(jnp.expm1(log_ratio) - log_ratio, mask),
+    "policy/mismatch_kl": token_mean(jnp.expm1(log_ratio) - log_ratio, mask & (batch.version.reshape(-1) == batch.now)),
   }

@@ -67,6 +67,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   }
   require("agent", cfg, wanted)
   objective.check(cfg)
+  if cfg.kl_beta and cfg.kl_in == "reward":
+    raise ValueError("agent.kl_in is reward: ppo's rewards are the environment's alone, wanted loss")
   if cfg.ratio != "token":
     raise ValueError(f"agent.ratio is {cfg.ratio}: ppo pushes every token by itself, wanted token")
 

@@ -35,6 +35,14 @@ def wanted(cfg) -> dict[str, tuple[bool, str]]:
   }
 
 
+def refuse(cfg) -> None:
+  """ValueError where rewards are shaped though the algorithm makes its pushes from how a try ended."""
+  shaped = [name for name, off in (("overlong", 0), ("step_budget", 0), ("shortest_path", 0), ("unreadable", 1)) if cfg[name] != off]
+  shaped += ["kl_in=reward"] if cfg.kl_beta and cfg.kl_in == "reward" else []
+  if shaped:
+    raise ValueError(f"agent.{shaped[0]} shapes the reward of a try, but {cfg.name} credits steps by how it ended: leave it off")
+
+
 def rewards(cfg, group: Group, scores: list[EpisodeScores] | None) -> dict[str, np.ndarray]:
   """f32 [E] by name: what the environment gave, and what the config adds for length and drift."""
   names = dict.fromkeys(name for e in group.episodes for name in e.rewards)

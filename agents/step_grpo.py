@@ -10,7 +10,7 @@ from __future__ import annotations
 import ml_collections
 import numpy as np
 
-from agents import grpo
+from agents import grpo, shaping
 from agents.base import Agent
 from core.schema import Credit
 from losses.step_advantages import step_pooled_advantages
@@ -26,6 +26,7 @@ def defaults() -> ml_collections.ConfigDict:
 
 def make(cfg: ml_collections.ConfigDict) -> Agent:
   base = grpo.make(cfg)
+  shaping.refuse(cfg)
   if base.rescale is not None:
     got = f"agent.spread {cfg.spread}, combine {cfg.combine}"
     raise ValueError(f"{got}: step_grpo pools the steps of a group, wanted population, sample or none, and sum")

@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import threading
@@ -174,9 +175,8 @@ class RemoteSampler:
         self._published = label, folder
       if not self._run(self._load_everywhere()):
         raise SamplerDown(f"no server loaded version {weights.version}: {self._faults()}")
-      for old in self._folder.glob("weights-*"):
-        if old.name != label:
-          shutil.rmtree(old)
+      for old in self._published_here(but=label):
+        shutil.rmtree(old)
 
   def act(self, prompts: list[Prompt], keys: np.ndarray) -> list[Sampled]:
     """One action for each prompt, all or an error. keys uint32 [n, 2]: each prompt's own, sent as its seed.
@@ -202,10 +202,15 @@ class RemoteSampler:
       future.cancel()
       raise
 
+  def _published_here(self, but: str = "", half: bool = False) -> list[pathlib.Path]:
+    """Folders of weights that samplers like this one made, whole or half written; a user's own are none of these."""
+    made = re.compile(r"tmp-weights-[0-9a-f]{8}-\d+" if half else r"weights-[0-9a-f]{8}-\d+")
+    return [folder for folder in self._folder.glob("*weights-*") if made.fullmatch(folder.name) and folder.name != but]
+
   def _write(self, params: Any, label: str) -> pathlib.Path:
     """The folder of weights, there only when it is whole. What a killed session left behind goes first."""
     final, temp = self._folder / label, self._folder / f"tmp-{label}"
-    for old in self._folder.glob("*tmp-weights-*"):
+    for old in self._published_here(half=True):
       shutil.rmtree(old)
     self._folder.mkdir(parents=True, exist_ok=True)
     try:

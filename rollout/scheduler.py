@@ -74,6 +74,8 @@ class Scheduler:
         lease = self.computers.try_lease()
         if lease is None:
           return lane.again.appendleft(trial)
+        if not self.turns:
+          self.heard = self.now()  # silence counts from when something was asked
         self.turns[lease] = Turn(lease, lane.sampler.policy, trial, self.now), lane
 
   def _hear(self, wait: float) -> list[tuple[Lane, Episode]]:

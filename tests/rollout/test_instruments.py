@@ -66,15 +66,18 @@ def test_entropy_of_popup_screens_stands_apart(episode):
 
 
 def test_totals_of_an_update_are_added_and_divided_once():
-  """Steps of 3 and 1 tokens: (6 + 4) / 4 = 2.5, not the mean of 2 and 4; the first step's drift is the mismatch."""
+  """Steps of 3 and 1 tokens: (6 + 4) / 4 = 2.5, not the mean of 2 and 4; the mismatch is the first step's, of its 2 fresh tokens:
+  0.3 / 2; without fresh tokens there is none."""
 
   def step(total, count, drift, loss):
     totals = {"policy/entropy": Total(np.float32(total), np.float32(count)), "policy/drift_kl": Total(np.float32(drift), np.float32(count))}
+    totals["policy/mismatch_kl"] = Total(np.float32(drift), np.float32(max(count - 1, 0)))
     return totals | {"loss": loss, "grad_norm": 2 * loss, "skipped": 0}
 
   got = instruments.learned([("policy", [step(6, 3, 0.3, 1.0), step(4, 1, 0.9, 2.0)]), ("critic", [])])
   assert got["policy/entropy"] == 2.5 and got["policy/drift_kl"] == pytest.approx(0.3)
-  assert got["policy/mismatch_kl"] == pytest.approx(0.1) and (got["policy/loss"], got["policy/grad_norm"]) == (1.5, 3.0)
+  assert got["policy/mismatch_kl"] == pytest.approx(0.15) and (got["policy/loss"], got["policy/grad_norm"]) == (1.5, 3.0)
+  assert "policy/mismatch_kl" not in instruments.learned([("policy", [step(4, 1, 0.9, 2.0)])])
   assert instruments.learned([]) == {} and instruments.learned([("policy", [step(0, 0, 0, 0.0)])])["policy/entropy"] == 0.0
 
 

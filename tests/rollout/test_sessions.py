@@ -159,10 +159,9 @@ def test_a_group_shares_its_prompt(policy, params):
     np.testing.assert_allclose(alone.logp, out.logp, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["qwen2_5_vl"], indirect=True)  # one that sees screenshots
 def test_another_screenshot_under_the_same_ids(policy, params):
   """Two prompts whose ids are equal and whose images differ share nothing from the image on."""
-  if not policy.tokens_per_image:
-    pytest.skip("reads no screenshots")
   first, second = (policy.prompt("go", [served.screen(seed)], "x", []) for seed in (1, 2))
   assert np.array_equal(first.tokens, second.tokens)
   s = sampler(policy, params)
@@ -195,10 +194,9 @@ def test_temperature(text, temperature):
       assert out.tokens.tolist() == trained(text, params, prompt, out)[2].tolist()
 
 
+@pytest.mark.parametrize("policy", ["qwen2_5_vl"], indirect=True)  # one that sees screenshots
 def test_the_one_shot_sampler_writes_the_same(policy, params, plain):
   """Same keys, no cache kept between steps: another program, the same tokens and numbers."""
-  if not policy.tokens_per_image:
-    pytest.skip("the one-shot sampler wants screenshots")
   other = Sampler(policy, (1,))
   other.load(Weights(policy.unstack(params), 1))
   steps = plain[0][1][:1]
@@ -264,9 +262,8 @@ def test_a_cache_of_other_weights_is_noticed(text):
     s.poll()
 
 
+@pytest.mark.parametrize("policy", ["qwen2_5_vl"], indirect=True)  # one that sees screenshots
 def test_features_outlive_a_load_only_where_the_tower_is_frozen(policy):
-  if not policy.tokens_per_image:
-    pytest.skip("reads no screenshots")
   prompt, params = Game(policy, 1).prompt(), served.weights(policy)
   for frozen, images in ((True, 1), (False, 2)):
     s = sampler(policy, params, frozen_tower=frozen)
