@@ -211,9 +211,9 @@ def midway(trainer: Any, params: Any, metrics: Any) -> dict[str, float]:
   """Curves of a short evaluation in the middle of practice, with sample episodes; what a signal cut short is left out."""
   curves, tries = {}, trainer.cfg.eval.tries_during
   try:
-    curves["eval/held_out"] = measure(run, params, HELD_OUT, tries, "practising").success
+    curves["eval/held_out"] = measure(trainer, params, HELD_OUT, tries, "practising").success
     instruments.show(metrics, trainer.samples[: trainer.cfg.log.episodes], trainer.facts["done"] - 1)
-    curves["eval/in_domain"] = measure(run, params, IN_DOMAIN, tries, "practising_in_domain").success
+    curves["eval/in_domain"] = measure(trainer, params, IN_DOMAIN, tries, "practising_in_domain").success
   except Stop:
     print("a signal ended the evaluation: saving", flush=True)
   return curves
