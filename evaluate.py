@@ -294,14 +294,6 @@ def main(argv: list[str]) -> int:
 FLAGS = flags.FLAGS
 
 
-def parse(argv: list[str]) -> list[str]:
-  """absl's own parser, with one line instead of a usage page."""
-  try:
-    return FLAGS(argv)
-  except flags.Error as error:
-    raise ValueError(str(error)) from error
-
-
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
   flags.DEFINE_integer("tries", 4, "Episodes per task at temperature 1.0.", lower_bound=1)
@@ -309,7 +301,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("seed", 0, "Shifts the sampling keys: other seeds measure the same policy again.", lower_bound=0)
   flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
   try:
-    app.run(main, flags_parser=parse)
+    app.run(main, flags_parser=config_lib.parse_flags)
   except (ValueError, OSError) as error:
     print(f"evaluate.py: {config_lib.one_line(error)}", file=sys.stderr)
     sys.exit(config_lib.EXIT_USAGE)

@@ -22,8 +22,8 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 def make(cfg: ml_collections.ConfigDict) -> Agent:
+  agent = grpo.make(cfg, lambda reward_E: leave_one_out(reward_E, np.zeros(len(reward_E), np.int32), 1))
   if cfg.combine != "sum" or cfg.spread != "population":
-    raise ValueError(
-      f"agent.spread {cfg.spread}, combine {cfg.combine}: rloo takes leave-one-out as it is, wanted population (unused) and sum"
-    )
-  return grpo.make(cfg, lambda reward_E: leave_one_out(reward_E, np.zeros(len(reward_E), np.int32), 1))
+    got = f"agent.spread {cfg.spread}, combine {cfg.combine}"
+    raise ValueError(f"{got}: rloo takes leave-one-out as it is, wanted population (unused) and sum")
+  return agent

@@ -50,6 +50,14 @@ def run(main: Callable[[list[str]], int | None], argv: Sequence[str] | None = No
     sys.exit(EXIT_USAGE)
 
 
+def parse_flags(argv: list[str]) -> list[str]:
+  """absl's own parser, with one line instead of a usage page: app.run(main, flags_parser=parse_flags)."""
+  try:
+    return absl_flags.FLAGS(argv)
+  except absl_flags.Error as error:
+    raise ValueError(str(error)) from error
+
+
 def one_line(text: Any) -> str:
   return " ".join(str(text).split())
 

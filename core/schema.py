@@ -243,14 +243,14 @@ class Credit:
   """The push of one episode. advantage: f32 [H], one number per step (all equal for group methods); every action token
   of step h gets advantage[h]. keep: bool [H], steps that enter the loss. token_advantage, token_return: one f32 [T] per token
   record where a critic gives every token its own push and value target; they then take the place of advantage. reward: what a
-  group method compared it by, shaping included; NaN where nothing was.
+  group method compared it by, shaping included; 0 where nothing was.
   """
 
   advantage: np.ndarray
   keep: np.ndarray
   token_advantage: list[np.ndarray] | None = None
   token_return: list[np.ndarray] | None = None
-  reward: float = float("nan")
+  reward: float = 0.0
 
   @staticmethod
   def uniform(value: float, steps: int) -> "Credit":

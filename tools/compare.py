@@ -275,7 +275,7 @@ if __name__ == "__main__":
   flags.DEFINE_enum("protocol", "held_out", list(PROTOCOLS), "Which tasks, and how they are sampled.")
   flags.DEFINE_list("limits", [], "Step limits, side by side; empty = the tasks' own.")
   try:
-    app.run(main, flags_parser=evaluate.parse)
+    app.run(main, flags_parser=config_lib.parse_flags)
   except (ValueError, OSError) as error:
     print(f"compare.py: {config_lib.one_line(error)}", file=sys.stderr)
     sys.exit(config_lib.EXIT_USAGE)

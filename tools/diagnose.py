@@ -27,7 +27,7 @@ from absl import app, flags
 if __package__ in (None, ""):  # python tools/diagnose.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line
+from core.config import EXIT_USAGE, one_line, parse_flags
 from core.find import nearest
 from core.metrics import read_jsonl
 from core.stats import agreement
@@ -294,14 +294,6 @@ def main(argv: Sequence[str]) -> int:
 FLAGS = flags.FLAGS
 
 
-def parse(argv: list[str]) -> list[str]:
-  """absl's own parser, with one line instead of a usage page."""
-  try:
-    return FLAGS(argv)
-  except flags.Error as error:
-    raise ValueError(str(error)) from error
-
-
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
   flags.DEFINE_bool("json", False, "Print JSON.")
@@ -309,7 +301,7 @@ if __name__ == "__main__":
     _define = flags.DEFINE_integer if isinstance(_value, int) else flags.DEFINE_float
     _define(f"thresholds.{_name}", _value, "See tools.diagnose.defaults.", lower_bound=0)
   try:
-    app.run(main, flags_parser=parse)
+    app.run(main, flags_parser=parse_flags)
   except (ValueError, OSError, sqlite3.DatabaseError) as error:
     print(f"diagnose.py: {one_line(error)}", file=sys.stderr)
     sys.exit(EXIT_USAGE)

@@ -33,10 +33,10 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 if __package__ in (None, ""):  # python tools/episodes.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line
+from core.config import EXIT_USAGE, one_line, parse_flags
 from rollout import labels as store_labels
 from rollout.store import FILTERS, EpisodeStore
-from tools import diagnose, labels
+from tools import labels
 from tools.episode_rows import BLIND, LABELS, VERDICTS, Filters, Rows, final, parse_filters, shown, value_line
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "episode_page"
@@ -324,7 +324,7 @@ if __name__ == "__main__":
   flags.DEFINE_string("export", "", "Write trajectories to this file and end.")
   flags.DEFINE_string("where", "", "With --export: filters as in the page's address.")
   try:
-    app.run(main, flags_parser=diagnose.parse)
+    app.run(main, flags_parser=parse_flags)
   except (ValueError, OSError, sqlite3.DatabaseError) as error:
     print(f"episodes.py: {one_line(error)}", file=sys.stderr)
     sys.exit(EXIT_USAGE)

@@ -143,7 +143,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("highest", 0, "Passes that it may have at most; 0 = no such edge.", lower_bound=0)
   flags.DEFINE_integer("seed", 0, "Of the sampling keys.", lower_bound=0)
   try:
-    app.run(main, flags_parser=evaluate.parse)
+    app.run(main, flags_parser=config_lib.parse_flags)
   except (ValueError, OSError) as error:
     print(f"select_tasks.py: {config_lib.one_line(error)}", file=sys.stderr)
     sys.exit(config_lib.EXIT_USAGE)

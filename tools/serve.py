@@ -286,7 +286,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("port", 8000, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
   flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
   try:
-    app.run(main, flags_parser=evaluate.parse)
+    app.run(main, flags_parser=config_lib.parse_flags)
   except (ValueError, OSError) as error:
     print(f"serve.py: {config_lib.one_line(error)}", file=sys.stderr)
     sys.exit(config_lib.EXIT_USAGE)
