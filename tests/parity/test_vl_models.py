@@ -171,10 +171,13 @@ def test_pixel_values_have_the_bits_of_the_processor(size, patch, numbers, most)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_export_reopens_in_transformers(family, tmp_path):
-  """Loaded, doubled (exact in bfloat16), exported: no key missing or left over, and transformers computes what our weights say."""
+  """Loaded, halved (exact in bfloat16), exported: no key missing or left over, and transformers computes what our weights say.
+
+  Not doubled: attention would be so sharp that float32 itself moves the logits by more than the tolerance.
+  """
   module = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}[family]
   cfg = vision_language.read_config(GOLDEN / family, module.TOWER)
-  params = jax.tree.map(lambda a: a * 2, hf.load(GOLDEN / family, vision_language.leaves(cfg), dtype=jnp.float32))
+  params = jax.tree.map(lambda a: a / 2, hf.load(GOLDEN / family, vision_language.leaves(cfg), dtype=jnp.float32))
   hf.export(params, GOLDEN / family, tmp_path / "out")
   _, told = CLASSES[family][1].from_pretrained(tmp_path / "out", output_loading_info=True)
   assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
