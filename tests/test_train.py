@@ -414,9 +414,10 @@ def practised(copied, workdir, monkeypatch, credit) -> float:
   run = train.Run(cfg, workdir)
   run.agent = run.feed.agent = run.agent._replace(credit=credit(run.agent.credit))
   run.facts.update({"phase": "practice"})
-  before = run.evaluate(params, evaluate.HELD_OUT, 2, "before").success
+  before = evaluate.measure(run, params, evaluate.HELD_OUT, 2, "before").success
+  run.computers = evaluate.computers(cfg, run.world, lambda: None)
   learner = train.practice(run, items, run.learner(jax.device_put(params), copying=False))
-  return 100 * (run.evaluate(learner["states"]["policy"].params, evaluate.HELD_OUT, 2, "after").success - before)
+  return 100 * (evaluate.measure(run, learner["states"]["policy"].params, evaluate.HELD_OUT, 2, "after").success - before)
 
 
 @pytest.mark.slow
