@@ -15,14 +15,13 @@ import hashlib
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from configs import base
 from core import config as config_lib
@@ -300,8 +299,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("step", -1, "Which checkpoint; -1 = the latest.")
   flags.DEFINE_integer("seed", 0, "Shifts the sampling keys: other seeds measure the same policy again.", lower_bound=0)
   flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
-  try:
-    app.run(main, flags_parser=config_lib.parse_flags)
-  except (ValueError, OSError) as error:
-    print(f"evaluate.py: {config_lib.one_line(error)}", file=sys.stderr)
-    sys.exit(config_lib.EXIT_USAGE)
+  config_lib.run_command(main)

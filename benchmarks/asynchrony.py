@@ -9,17 +9,14 @@ episodes is five times slower. Both start from one copied policy a seed.
 
 from __future__ import annotations
 
-import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks import runs
 from core.metrics import read_jsonl
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = {
   "in turn": ["practice.mode=async", "practice.max_age=0"],
   "beside": ["practice.mode=async", "practice.max_age=4", "agent.old_logp=recompute", "agent.correction=truncate"],
@@ -27,14 +24,7 @@ KINDS = {
 
 
 def train(workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
-  command = [sys.executable, "train.py", "--config=configs/android.py", f"--workdir={workdir}", f"--config.seed={seed}"]
-  command += [o if o.startswith("--") else f"--config.{o}" for o in overrides]
-  workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / "log.txt", "ab") as log:
-    done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
-  if done.returncode:
-    raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {workdir / 'log.txt'}")
-  return json.loads((workdir / "summary.json").read_text())
+  return runs.train("configs/android.py", workdir, seed, [o if o.startswith("--") else f"--config.{o}" for o in overrides])
 
 
 def main(argv: list[str]) -> None:

@@ -6,16 +6,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import resource
-import subprocess
-import sys
 import time
 
 from absl import app, flags
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from benchmarks import runs
 
 
 def one(config: str, seed: int, out: pathlib.Path, overrides: list[str]) -> dict:
@@ -23,14 +20,8 @@ def one(config: str, seed: int, out: pathlib.Path, overrides: list[str]) -> dict
   name, _, modes = config.partition(":")
   workdir = out / f"{config.replace(':', '-').replace('=', '_').replace(',', '-')}-seed{seed}"
   spec = f"configs/{name}.py" + (f":{modes}" if modes else "")
-  command = [sys.executable, "train.py", f"--config={spec}", f"--workdir={workdir}", f"--config.seed={seed}", *overrides]
-  workdir.mkdir(parents=True, exist_ok=True)
   started = time.monotonic()
-  with open(workdir / "log.txt", "ab") as log:
-    done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
-  if done.returncode:
-    raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {workdir / 'log.txt'}")
-  summary = json.loads((workdir / "summary.json").read_text())
+  summary = runs.train(spec, workdir, seed, overrides)
   peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
   return summary | {"wall": time.monotonic() - started, "peak_gib": peak}
 

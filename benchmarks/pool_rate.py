@@ -12,68 +12,14 @@ import os
 import resource
 import time
 
-import numpy as np
 from absl import app, flags
 
-from core.schema import SUCCESS, Limits, Task
+from benchmarks.fleet import Clock, SimFleet
+from core.schema import Limits, Task
 from envs import sim
 from envs.pool import EnvSpec, Pool, defaults, spec_of
 
 GOAL = 5000.0
-SHAPE = (160, 96, 3)
-
-
-class StandIn:
-  """A worker that answers at once."""
-
-  screen = np.zeros(SHAPE, np.uint8)
-
-  def __init__(self, talking: list, steps: int):
-    self.talking, self.inbox, self.steps = talking, [], steps
-
-  def send(self, message: dict) -> None:
-    op, over = message["op"], message.get("act") == self.steps
-    result = {"screen": {}, "obs": {"goal": "", "text": ""}, "info": {"notes": {}}}
-    if op == "step":
-      rewards = {"rewards": {SUCCESS: 1.0}, "partial": None} if over else {}
-      result |= {"reward": float(over), "terminated": over, "truncated": False} | {
-        "info": {"action": None, "cause": "", "notes": {}} | rewards
-      }
-    self.inbox.append({"id": message["id"], "token": message["token"], "result": {"shape": SHAPE} if op == "boot" else result})
-    self.talking.append(self)
-
-  def receive(self) -> list[dict]:
-    out, self.inbox = self.inbox, []
-    return out
-
-  def pixels(self, told: dict, token: int) -> np.ndarray:
-    return self.screen.copy()
-
-  def size(self, shape: tuple) -> None:
-    pass
-
-  def kill(self) -> None:
-    pass
-
-
-class Memory:
-  """A backend of stand-ins."""
-
-  def __init__(self, steps: int):
-    self.talking, self.steps = [], steps
-
-  def start(self, slot: int) -> StandIn:
-    return StandIn(self.talking, self.steps)
-
-  def poll(self, timeout: float) -> list[StandIn]:
-    out = list(self.talking)
-    self.talking.clear()
-    if not out:
-      time.sleep(min(timeout, 0.001))
-    return out
-
-  def close(self) -> None:
-    pass
 
 
 def drive(pool: Pool, task: Task, text: str, seconds: float) -> tuple[float, float, float]:
@@ -109,7 +55,7 @@ def main(argv: list[str]) -> None:
   for count in map(int, FLAGS.computers):
     cfg = defaults()
     cfg.update({"slots": count, "boots": count, "recycle": 0})
-    with Pool(EnvSpec("memory", "memory", {}), cfg, backend=Memory(FLAGS.steps)) as pool:
+    with Pool(EnvSpec("memory", "memory", {}), cfg, backend=SimFleet(Clock(), FLAGS.steps, lambda: 0.0, lambda: True)) as pool:
       operations, _, took = drive(pool, task, "wait()", FLAGS.seconds)
       rate = operations / took
       said = f"{rate / GOAL:.1f} times the goal of {GOAL:.0f}; {memory():.0f} MiB at most so far, {pool.ledger()['finished']} episodes"

@@ -10,18 +10,15 @@ chapters 3 and 5, tried here.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import resource
-import subprocess
-import sys
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks import runs
 from core.find import available
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each claim beside its opposite: a wider top of the band, every token alike, replay, and sampling as it is scored.
 CLAIMS = ("grpo", "grpo:replay=0", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:practice.temperature=0.7", "grpo:spread=none")
 
@@ -34,27 +31,21 @@ def arguments(recipe: str) -> tuple[str, list[str]]:
 
 
 def train(name: str, workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
-  """One run of train.py, to its end; its summary with the CPU seconds it took in this session."""
-  command = [sys.executable, "train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}", f"--config.seed={seed}"]
-  workdir.mkdir(parents=True, exist_ok=True)
+  """One run to its end; its summary with the CPU seconds it took in this session."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  with open(workdir / "log.txt", "ab") as log:
-    done = subprocess.run([*command, *overrides], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
-  if done.returncode:
-    raise SystemExit(f"{' '.join([*command, *overrides])} ended with {done.returncode}: see {workdir / 'log.txt'}")
+  summary = runs.train(f"configs/android.py:agent={name}", workdir, seed, overrides)
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-  return json.loads((workdir / "summary.json").read_text()) | {"cpu": cpu}
+  return summary | {"cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
-def row(recipe: str, runs: list[dict]) -> str:
+def row(recipe: str, done: list[dict]) -> str:
   """One line of the table: every seed's gain, and their mean with its standard error over seeds."""
-  gains = [100 * (r["practice"] - r["copying"]) for r in runs]
+  gains = [100 * (r["practice"] - r["copying"]) for r in done]
   error = f"{np.std(gains, ddof=1) / len(gains) ** 0.5:.1f}" if len(gains) > 1 else "-"
-  mean = lambda key: f"{100 * np.mean([r[key] for r in runs]):.1f}"
+  mean = lambda key: f"{100 * np.mean([r[key] for r in done]):.1f}"
   cells = [recipe, mean("copying"), mean("practice"), f"{np.mean(gains):+.1f}", error, " ".join(f"{g:+.1f}" for g in gains)]
-  cells += [f"{np.mean([r['noise_points'] for r in runs]):.1f}", mean("practice_clean"), mean("practice_greedy")]
-  return "| " + " | ".join([*cells, f"{np.mean([r['cpu'] for r in runs]):.0f}"]) + " |"
+  cells += [f"{np.mean([r['noise_points'] for r in done]):.1f}", mean("practice_clean"), mean("practice_greedy")]
+  return "| " + " | ".join([*cells, f"{np.mean([r['cpu'] for r in done]):.0f}"]) + " |"
 
 
 def main(argv: list[str]) -> None:
@@ -70,8 +61,8 @@ def main(argv: list[str]) -> None:
     name, knobs = arguments(recipe)
     common = [f"--config.practice.updates={FLAGS.updates}", "--config.eval.every=0", *knobs, *argv[1:]]
     folder = lambda seed, r=recipe: out / f"{r.replace(':', '-').replace('=', '_')}-seed{seed}"
-    runs = [train(name, folder(s), s, [f"--config.copy.start={copied[s]}", *common]) for s in copied]
-    print(row(recipe, runs), flush=True)
+    done = [train(name, folder(s), s, [f"--config.copy.start={copied[s]}", *common]) for s in copied]
+    print(row(recipe, done), flush=True)
 
 
 FLAGS = flags.FLAGS

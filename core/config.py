@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from absl import app
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import FieldReference
@@ -51,11 +52,20 @@ def run(main: Callable[[list[str]], int | None], argv: Sequence[str] | None = No
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-  """absl's own parser, with one line instead of a usage page: app.run(main, flags_parser=parse_flags)."""
+  """absl's own parser, with one line instead of a usage page."""
   try:
     return absl_flags.FLAGS(argv)
   except absl_flags.Error as error:
     raise ValueError(str(error)) from error
+
+
+def run_command(main: Callable[[Any], Any], *errors: type[Exception]) -> None:
+  """A command's main under absl: what cannot be run (ValueError, OSError, `errors`) is one line, and EXIT_USAGE."""
+  try:
+    app.run(main, flags_parser=parse_flags)
+  except (ValueError, OSError, *errors) as error:
+    print(f"{pathlib.Path(sys.argv[0]).name}: {one_line(error)}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)
 
 
 def one_line(text: Any) -> str:

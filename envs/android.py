@@ -20,10 +20,10 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
-from core.schema import SUCCESS, UNREADABLE_REWARD, Action, Episode, Limits, Task, Unreadable
+from core.schema import Action, Episode, Limits, Task, Unreadable
 from envs import actions, phases, sim
 from envs.adb import Device, Server
-from envs.base import observation_space, text_space
+from envs.base import ending, observation_space, text_space
 from envs.canary import Canary
 from envs.emulator import Emulator
 from envs.errors import BadFrame
@@ -250,12 +250,9 @@ class AndroidEnv(gym.Env):
     return 0.0 if gave_up else score
 
   def _finish(self, action, cause: str, score: float):
-    passed = score >= self.task.threshold
-    reward = UNREADABLE_REWARD if cause == "unreadable" else float(passed)
-    info = self._info(action, cause)
-    info["rewards"] = {SUCCESS: float(passed)} | ({"unreadable": UNREADABLE_REWARD} if cause == "unreadable" else {})
-    info["partial"] = score if self.referee.graded and cause != "unreadable" else None
-    return self._observe(), reward, cause not in ("steps", "seconds"), cause in ("steps", "seconds"), info
+    partial = score if self.referee.graded and cause != "unreadable" else None
+    reward, terminated, truncated, told = ending(cause, score >= self.task.threshold, partial)
+    return self._observe(), reward, terminated, truncated, self._info(action, cause) | told
 
   def _info(self, action, cause: str) -> dict:
     return {"action": action, "cause": cause, "notes": self._notes | self._extra}

@@ -14,6 +14,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 
+from core.schema import SUCCESS, UNREADABLE_REWARD
 from envs import actions
 
 
@@ -38,3 +39,11 @@ def observation_space(width: int, height: int) -> gym.spaces.Dict:
       "text": text_space(65536),
     }
   )
+
+
+def ending(cause: str, passed: bool, partial: float | None) -> tuple[float, bool, bool, dict]:
+  """(reward, terminated, truncated, what `info` adds) of an episode that `cause` ended: a limit ("steps", "seconds") truncates,
+  "unreadable" costs, and only the checker's pass counts."""
+  rewards = {SUCCESS: float(passed)} | ({"unreadable": UNREADABLE_REWARD} if cause == "unreadable" else {})
+  limit = cause in ("steps", "seconds")
+  return UNREADABLE_REWARD if cause == "unreadable" else float(passed), not limit, limit, {"rewards": rewards, "partial": partial}

@@ -20,9 +20,9 @@ import gymnasium as gym
 import ml_collections
 import numpy as np
 
-from core.schema import SUCCESS, UNREADABLE_REWARD, Action, Task, Unreadable
+from core.schema import Action, Task, Unreadable
 from envs import actions, phases
-from envs.base import observation_space, text_space
+from envs.base import ending, observation_space, text_space
 from envs.chromium import Browser, PageClosed, Refused, find_binary
 from envs.errors import CheckerFailed, InfraError, ResetFailed
 from envs.tabs import CannotDo, Window
@@ -243,12 +243,9 @@ class WebEnv(gym.Env):
     return float(score)
 
   def _finish(self, action, cause: str, score: float):
-    passed = score >= self.task.threshold
-    reward = UNREADABLE_REWARD if cause == "unreadable" else float(passed)
-    info = self._info(action, cause)
-    info["rewards"] = {SUCCESS: float(passed)} | ({"unreadable": UNREADABLE_REWARD} if cause == "unreadable" else {})
-    info["partial"] = score if self.site.graded and cause != "unreadable" else None
-    return self._observe(), reward, cause not in ("steps", "seconds"), cause in ("steps", "seconds"), info
+    partial = score if self.site.graded and cause != "unreadable" else None
+    reward, terminated, truncated, told = ending(cause, score >= self.task.threshold, partial)
+    return self._observe(), reward, terminated, truncated, self._info(action, cause) | told
 
   def _info(self, action, cause: str) -> dict:
     return {"action": action, "cause": cause, "notes": self._notes | self._extra}

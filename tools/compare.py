@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
-from absl import app, flags
+from absl import flags
 
 if __package__ in (None, ""):  # python tools/compare.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -274,8 +274,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("seed", 0, "Of the sampling keys.", lower_bound=0)
   flags.DEFINE_enum("protocol", "held_out", list(PROTOCOLS), "Which tasks, and how they are sampled.")
   flags.DEFINE_list("limits", [], "Step limits, side by side; empty = the tasks' own.")
-  try:
-    app.run(main, flags_parser=config_lib.parse_flags)
-  except (ValueError, OSError) as error:
-    print(f"compare.py: {config_lib.one_line(error)}", file=sys.stderr)
-    sys.exit(config_lib.EXIT_USAGE)
+  config_lib.run_command(main)

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
-from absl import app, flags
+from absl import flags
 
 if __package__ in (None, ""):  # python tools/diagnose.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line, parse_flags
+from core.config import run_command
 from core.find import nearest
 from core.metrics import read_jsonl
 from core.stats import agreement
@@ -300,8 +300,4 @@ if __name__ == "__main__":
   for _name, _value in defaults().items():
     _define = flags.DEFINE_integer if isinstance(_value, int) else flags.DEFINE_float
     _define(f"thresholds.{_name}", _value, "See tools.diagnose.defaults.", lower_bound=0)
-  try:
-    app.run(main, flags_parser=parse_flags)
-  except (ValueError, OSError, sqlite3.DatabaseError) as error:
-    print(f"diagnose.py: {one_line(error)}", file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+  run_command(main, sqlite3.DatabaseError)

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import jinja2
 import werkzeug
-from absl import app, flags
+from absl import flags
 from werkzeug import exceptions
 from werkzeug.routing import Map, Rule
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -33,7 +33,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 if __package__ in (None, ""):  # python tools/episodes.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line, parse_flags
+from core.config import one_line, run_command
 from rollout import labels as store_labels
 from rollout.store import FILTERS, EpisodeStore
 from tools import labels
@@ -323,8 +323,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("by", "", "Kept with each label: who gave it.")
   flags.DEFINE_string("export", "", "Write trajectories to this file and end.")
   flags.DEFINE_string("where", "", "With --export: filters as in the page's address.")
-  try:
-    app.run(main, flags_parser=parse_flags)
-  except (ValueError, OSError, sqlite3.DatabaseError) as error:
-    print(f"episodes.py: {one_line(error)}", file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+  run_command(main, sqlite3.DatabaseError)

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 if __package__ in (None, ""):  # python tools/labels.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line, parse_flags
+from core.config import run_command
 from core.screens import write_atomic
 from core.stats import Agreement
 from rollout import labels
@@ -108,8 +108,4 @@ FLAGS = flags.FLAGS
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
   flags.DEFINE_string("export", "", "Write the labels here, one JSON object a line.")
-  try:
-    app.run(main, flags_parser=parse_flags)
-  except (ValueError, OSError, sqlite3.DatabaseError) as error:
-    print(f"labels.py: {one_line(error)}", file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+  run_command(main, sqlite3.DatabaseError)

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 if __package__ in (None, ""):  # python tools/report.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from core.config import EXIT_USAGE, one_line, parse_flags, read_config
+from core.config import read_config, run_command
 from core.layout import SECTIONS, Chart
 from core.metrics import read_jsonl
 from core.screens import write_atomic
@@ -204,8 +204,4 @@ FLAGS = flags.FLAGS
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
   flags.DEFINE_string("out", "", "Where the page goes; empty = report.html in the workdir.")
-  try:
-    app.run(main, flags_parser=parse_flags)
-  except (ValueError, OSError) as error:
-    print(f"report.py: {one_line(error)}", file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+  run_command(main)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 if __package__ in (None, ""):  # python tools/select_tasks.py
   sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -142,8 +142,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("lowest", 1, "Passes that a task needs to be kept.", lower_bound=0)
   flags.DEFINE_integer("highest", 0, "Passes that it may have at most; 0 = no such edge.", lower_bound=0)
   flags.DEFINE_integer("seed", 0, "Of the sampling keys.", lower_bound=0)
-  try:
-    app.run(main, flags_parser=config_lib.parse_flags)
-  except (ValueError, OSError) as error:
-    print(f"select_tasks.py: {config_lib.one_line(error)}", file=sys.stderr)
-    sys.exit(config_lib.EXIT_USAGE)
+  config_lib.run_command(main)

@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-from absl import app, flags
+from absl import flags
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
@@ -285,8 +284,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run: its config names the policy.", required=True)
   flags.DEFINE_integer("port", 8000, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
   flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
-  try:
-    app.run(main, flags_parser=config_lib.parse_flags)
-  except (ValueError, OSError) as error:
-    print(f"serve.py: {config_lib.one_line(error)}", file=sys.stderr)
-    sys.exit(config_lib.EXIT_USAGE)
+  config_lib.run_command(main)

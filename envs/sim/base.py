@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from core.schema import SUCCESS, UNREADABLE_REWARD, Action, End, Episode, Screen, Step, Task, Unreadable
+from core.schema import Action, End, Episode, Screen, Step, Task, Unreadable
 from envs import actions
-from envs.base import observation_space, text_space
+from envs.base import ending, observation_space, text_space
 from envs.errors import CheckerFailed
 from envs.sim import desktop, phone, tasks
 from envs.sim.popups import Luck, Popup, Popups
@@ -104,11 +104,8 @@ class SimEnv(gym.Env):
 
   def _finish(self, action, cause: str, passed: bool):
     self.done = True
-    reward = UNREADABLE_REWARD if cause == "unreadable" else float(passed)
-    info = self._info(action, cause)
-    info["rewards"] = {SUCCESS: float(passed)} | ({"unreadable": UNREADABLE_REWARD} if cause == "unreadable" else {})
-    info["partial"] = None
-    return self._observe(), reward, cause not in ("steps", "seconds"), cause in ("steps", "seconds"), info
+    reward, terminated, truncated, told = ending(cause, passed, None)
+    return self._observe(), reward, terminated, truncated, self._info(action, cause) | told
 
   def _info(self, action, cause: str) -> dict:
     return {"action": action, "cause": cause, "notes": self._notes()}
