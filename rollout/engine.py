@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.base import Policy
+from rollout import sampler
 
 
 class Written(NamedTuple):
@@ -30,15 +31,8 @@ class Written(NamedTuple):
 
 
 def draw(logits: jax.Array, key: jax.Array, index: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(token i32, logp f32, entropy f32), each [B], of logits f32 [B, V]; temperature 0 takes the likeliest and scores it at 1.
-
-  key uint32 [B, 2] and index i32 [B], the token's number in its action: a row's draw depends on nothing else.
-  """
-  logp = jax.nn.log_softmax(logits / (temperature or 1.0), axis=-1)
-  one = lambda key, index, logp: jax.random.categorical(jax.random.fold_in(key, index), logp)
-  token = (jax.vmap(one)(key, index, logp) if temperature else jnp.argmax(logp, axis=-1)).astype(jnp.int32)
-  chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
-  return token, jnp.minimum(chosen, 0.0), -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+  """rollout.sampler.draw; temperature 0 takes the likeliest and scores it at 1."""
+  return sampler.draw(logits, key, index, temperature or 1.0, greedy=not temperature)
 
 
 class Engine:

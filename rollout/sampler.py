@@ -87,6 +87,18 @@ def stack_prompts(policy: Policy, prompts: list[Prompt], size: int) -> tuple[np.
   return tokens, positions, valid, images.reshape(-1, *first.images.shape[1:]), image_slot, next_position
 
 
+def draw(logits, key, index, temperature, *, greedy: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(token i32, logp f32, entropy f32), each [B], of logits f32 [B, V] under a temperature; greedy takes the likeliest.
+
+  key uint32 [B, 2] and index i32 [B], the token's number in its action: a row's draw depends on nothing else.
+  """
+  logp = jax.nn.log_softmax(logits / temperature, axis=-1)
+  one = lambda key, index, logp: jax.random.categorical(jax.random.fold_in(key, index), logp)
+  token = (jnp.argmax(logp, axis=-1) if greedy else jax.vmap(one)(key, index, logp)).astype(jnp.int32)
+  chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+  return token, jnp.minimum(chosen, 0.0), -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+
 def sample(policy: Policy, params, tokens, positions, valid, images, image_slot, next_position, keys, temperature, *, greedy: bool):
   """Prefills the prompts, then writes token by token until every row has written <eos> or max_action tokens.
 
@@ -103,14 +115,10 @@ def sample(policy: Policy, params, tokens, positions, valid, images, image_slot,
 
   def body(carry):
     t, hidden, cache, done, out = carry
-    logp = jax.nn.log_softmax(policy.logits(params, hidden) / temperature, axis=-1)
-    draw = lambda key, l: jax.random.categorical(jax.random.fold_in(key, t), l)
-    token = jnp.argmax(logp, axis=-1) if greedy else jax.vmap(draw)(keys, logp)
-    token = jnp.where(done, 0, token).astype(jnp.int32)
-    chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
-    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+    token, logp, entropy = draw(policy.logits(params, hidden), keys, jnp.full(rows, t), temperature, greedy=greedy)
+    token = jnp.where(done, 0, token)
     put = lambda a, x: a.at[:, t].set(jnp.where(done, 0, x))
-    out = (put(out[0], token), put(out[1], jnp.minimum(chosen, 0.0)), put(out[2], entropy), out[3] + ~done)
+    out = (put(out[0], token), put(out[1], logp), put(out[2], entropy), out[3] + ~done)
     done = done | (token == eos)
     hidden, cache = policy.decode_step(params, token, next_position + t, cache)
     return t + 1, hidden, cache, done, out
