@@ -15,11 +15,11 @@ from losses.correction import approximate_old_logp, geometric_reject, k3_reject,
 from losses.kl import KINDS, kl_estimate
 from losses.policy import advantage_weighted_loss, cispo_loss, clipped_loss, dppo_loss, dro_loss, gmpo_loss, sapo_loss
 from losses.ratios import band_weight, sequence_ratio, sequence_token_ratio, token_ratio, truncated_weight
-from losses.reduce import constant_norm, episode_mean, episode_sum_mean, token_mean
+from losses.reduce import constant_norm, episode_mean, episode_sum_mean, micro_batch_mean, token_mean
 
 UNITS = ("token", "step", "episode")
-SURROGATES = ("clip", "cispo", "sapo", "gmpo", "dppo", "dro", "awr")
-AVERAGES = ("token", "step", "episode", "episode_sum", "constant")
+SURROGATES = ("clip", "cispo", "sapo", "gmpo", "dppo", "dppo_kl", "dro", "awr")
+AVERAGES = ("token", "step", "episode", "episode_sum", "constant", "micro_batch")
 CORRECTIONS = ("none", "truncate", "mask", "sequence", "sequence_product", "geometric", "k3")
 OLD = ("sampler", "recompute", "approximate")
 
@@ -29,12 +29,12 @@ def defaults() -> dict:
   return {
     "ratio": "token",  # unit of the importance ratio: token, step or episode
     "token_form": False,  # of a step or episode ratio: its gradient token by token, which allows a push per step (GSPO-token)
-    "surrogate": "clip",  # clip, cispo, sapo, gmpo, dppo, dro or awr
+    "surrogate": "clip",  # clip, cispo, sapo, gmpo, dppo (by total variation), dppo_kl, dro or awr
     "surrogate_beta": 1.0,  # of dro (pull back) and awr (temperature of the weights)
     "clip_low": 0.2,
     "clip_high": 0.28,
     "dual_clip": 3.0,  # 0 = off
-    "average": "token",  # token, step, episode, episode_sum or constant
+    "average": "token",  # token, step, episode, episode_sum, constant, or micro_batch (TRL's bnpo: depends on practice.micro_batches)
     "constant": 200.0,  # average "constant": tokens an episode is divided by, whatever its length
     # the ratio is against the sampler's log-probabilities, or the learner's own as the update began: "recompute" (the decoupled
     # objective) or "approximate" (A-3PO: between the sampler's and today's, by how many versions lie between)
@@ -133,6 +133,8 @@ def average(cfg, x_N, mask, batch: Batch) -> Total:
   """One number per token -> the optimiser step's sum and count, by the config's rule."""
   if cfg.average == "token":
     return token_mean(x_N, mask)
+  if cfg.average == "micro_batch":
+    return micro_batch_mean(x_N, mask)
   if cfg.average == "step":
     return episode_mean(x_N, mask, batch.step_id.reshape(-1), batch.num_steps)
   episode_N = batch.episode_id.reshape(-1)
@@ -155,8 +157,9 @@ def _token_objective(cfg, logp, old, sampled, mask, batch: Batch):
     per_token, clipped = clipped_loss(ratio, advantage, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip or None)
   elif cfg.surrogate == "cispo":
     per_token, clipped = cispo_loss(logp, ratio, advantage, mask, cap=cfg.clip_high)
-  elif cfg.surrogate == "dppo":
-    per_token, clipped = dppo_loss(logp, old, advantage, mask, low=cfg.clip_low, high=cfg.clip_high)
+  elif cfg.surrogate in ("dppo", "dppo_kl"):
+    kind = "tv" if cfg.surrogate == "dppo" else "kl"
+    per_token, clipped = dppo_loss(logp, old, advantage, mask, divergence=kind, low=cfg.clip_low, high=cfg.clip_high)
   elif cfg.surrogate == "dro":
     per_token, clipped = dro_loss(logp, old, advantage, mask, beta=cfg.surrogate_beta), jnp.zeros_like(mask)
   elif cfg.surrogate == "awr":

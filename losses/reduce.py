@@ -2,8 +2,8 @@
 
 Truncation and padding change the mask, so they leave numerator and denominator. Rejection (a stale or far-off token) sets a
 weight 0 inside x_N and leaves the mask alone: the denominator keeps the original count, else the kept tokens would be
-pushed harder for every token dropped (AReaL's rule). A mean inside one micro-batch followed by a mean of those means
-(TRL's "bnpo") is deliberately not here: it makes the step size depend on how the batch was cut.
+pushed harder for every token dropped (AReaL's rule). Only `micro_batch_mean`, which is here to reproduce runs of TRL's "bnpo",
+depends on how the batch was cut.
 """
 
 from __future__ import annotations
@@ -58,3 +58,13 @@ def constant_norm(x_N, mask_N, constant) -> Total:
     raise ValueError(f"constant is {constant}, wanted a number above 0")
   total = token_mean(x_N, mask_N)
   return Total(total.sum, f32(constant))
+
+
+def micro_batch_mean(x_N, mask_N) -> Total:
+  """Token mean inside this call, then every call weighs the same: Total(mean of x where mask, 1), Total(0, 0) without a token.
+
+  TRL's "bnpo". The one reduction whose step size depends on how the batch was cut: a token of a short micro-batch is pushed
+  harder. Equal to `token_mean` where one micro-batch is the whole batch, and to `episode_mean` where each holds one episode.
+  """
+  total = token_mean(x_N, mask_N)
+  return Total(total.mean(), jnp.minimum(total.count, 1.0))

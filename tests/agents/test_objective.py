@@ -94,6 +94,14 @@ def test_dppo():
   assert metrics["policy/clipped_share"].mean() == 0.25
 
 
+def test_dppo_by_kl():
+  """Bernoulli KL of chances 0.368 -> 0.552, 0.184, 0.368, 0.736: 0.0682 and 0.296 (rose though pushed down); the first alone can be
+  dropped, and is at 0.05 but not at 0.1, where total variation (0.184) would drop it."""
+  at = lambda high: run(config(surrogate="dppo_kl", clip_high=high), *FOUR)[1]
+  np.testing.assert_allclose(at(0.05), [0, -0.5, 1, 2], rtol=1e-5)
+  np.testing.assert_allclose(at(0.1), [-1.5, -0.5, 1, 2], rtol=1e-5)
+
+
 def test_gmpo():
   """Episode 0 (up): ln 1.5 = 0.405 is held at 0.4, mean of 0.4 and -0.693 is -0.1466: -0.8637. Episode 1 (down): sqrt 2."""
   cfg = config(surrogate="gmpo", ratio="episode", average="episode", clip_low=0.4, clip_high=0.4)
@@ -178,6 +186,7 @@ def test_at_ratio_one_every_surrogate_has_reinforces_gradient(surrogate, ratio, 
 
 @pytest.mark.parametrize("average, want", [
   ("token", 1.22 / 4), ("episode", (-0.78 / 3 + 2) / 2), ("episode_sum", (-0.78 + 2) / 2), ("constant", 1.22 / (2 * 50)),
+  ("micro_batch", 1.22 / 4),
 ])  # fmt: skip
 def test_averages(average, want):
   assert run(config(average=average, constant=50.0), *FOUR, episode=[0, 0, 0, 1])[0] == pytest.approx(want, rel=1e-5)

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core.segments import Total
 from losses.policy import clipped_loss
 from losses.ratios import token_ratio
-from losses.reduce import constant_norm, episode_mean, episode_sum_mean, token_mean
+from losses.reduce import constant_norm, episode_mean, episode_sum_mean, micro_batch_mean, token_mean
 
 # per token [[2, 4, 99], [6, -7, 5]], mask [[1, 1, 0], [1, 0, 0]], flat
 X = np.array([2.0, 4.0, 99.0, 6.0, -7.0, 5.0])
@@ -27,6 +28,15 @@ def test_each_reduction_by_hand():
   assert episode_mean(X, MASK, EPISODE, 2).mean() == 4.5
   assert episode_sum_mean(X, MASK, EPISODE, 2).mean() == 6.0
   assert constant_norm(X, MASK, 6.0).mean() == 2.0
+
+
+def test_a_mean_of_micro_batches_depends_on_the_cut_and_only_it_does():
+  # tokens 2 and 4 | 6: (3 + 6) / 2 = 4.5, episode_mean's; 2 | 4 and 6: (2 + 5) / 2 = 3.5; uncut 4, token_mean's; nothing counted: 0 of 0
+  cut = lambda at, reduce: sum((reduce(X[s], MASK[s]) for s in (slice(0, at), slice(at, 6))), Total(0.0, 0.0)).mean()
+  assert [float(cut(at, micro_batch_mean)) for at in (3, 1)] == [4.5, 3.5]
+  assert [float(cut(at, token_mean)) for at in (3, 1)] == [4.0, 4.0] == [float(micro_batch_mean(X, MASK).mean())] * 2
+  nothing = micro_batch_mean(np.full(3, np.nan), np.zeros(3))
+  assert (nothing.sum, nothing.count) == (0.0, 0.0) and float(cut(4, micro_batch_mean)) == 4.0
 
 
 def test_chapter5_long_episodes_get_quiet_pushes():

@@ -25,7 +25,7 @@ from losses.kl import kl_loss
 from losses.policy import cispo_loss, clipped_loss, gmpo_loss, sapo_loss
 from losses.preference import dpo_loss, kto_loss, kto_reference_point
 from losses.ratios import sequence_ratio, sequence_token_ratio, token_ratio
-from losses.reduce import constant_norm, episode_mean, episode_sum_mean, token_mean
+from losses.reduce import constant_norm, episode_mean, episode_sum_mean, micro_batch_mean, token_mean
 from losses.rewards import gdpo_advantages
 
 pytestmark = pytest.mark.parity
@@ -102,7 +102,7 @@ def test_clipped_loss_and_its_share_token_mean():
     ("grpo", lambda x, m: episode_mean(x, m, EPISODE, B)),
     ("dr_grpo", lambda x, m: constant_norm(x, m, B * T)),
     ("luspo", lambda x, m: episode_sum_mean(x, m, EPISODE, B)),
-    ("bnpo", token_mean),  # one micro-batch is the whole batch: only there bnpo is ours
+    ("bnpo", micro_batch_mean),
   ],
 )
 def test_reductions(loss_type, reduce):
