@@ -37,7 +37,7 @@ from core.stop import EXIT_STOPPED, Stop, StopSignals
 from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
 from models import critic
-from rollout import demos, instruments
+from rollout import curriculum, demos, gate, instruments
 from rollout.buffer import Buffer
 from rollout.curriculum import Curriculum, NoTaskLeft
 from rollout.feed import Feed
@@ -124,13 +124,15 @@ class Run:
     )  # fmt: skip
     minibatches = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
     shapes = {n: size(n) for n in minibatches | {cfg.copy.batch, cfg.practice.leash_batch}}
-    self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(), StopSignals()
+    self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(cfg.alarms), StopSignals()
     self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"no sampling: {self.facts}")
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
     self.rng, self.source, self.computers = self.session.rng, None, None
     self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="step_value" in self.agent.needs)
+    if cfg.curriculum.tasks:
+      self.curriculum.only(curriculum.selected(cfg.curriculum.tasks, self.world.tasks["practice"]), cause="not selected")
     self.evolution = Evolution(cfg.env.computer, cfg.taskgen, self.curriculum, self.rng)
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
       self.session.parts[part] = getattr(self, part)
@@ -222,7 +224,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note)
-  with Metrics(run.workdir, facts["done"]) as metrics, closing(sampler), run.source:
+  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, closing(sampler), run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       try:
@@ -258,6 +260,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
       progress.line(facts["done"], **instruments.progress_values(curves))
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
+        instruments.show_groups(metrics, (got.kept or got.groups)[: cfg.log.groups], facts["done"] - 1)
         curves |= evaluate.midway(run, states["policy"].params, metrics)
       metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
       if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or run.stop.asked:
@@ -272,11 +275,14 @@ def conclude(run: Run, params) -> None:
   cfg, protocols = run.cfg, (evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY, evaluate.CLEAN, evaluate.IN_DOMAIN)
   final = {p.name: dataclasses.asdict(evaluate.measure(run, params, p, cfg.eval.tries, f"practice_{p.name}")) for p in protocols}
   about = {"seconds": run.session.seconds, "seed": cfg.seed, "agent": cfg.agent.name, "config": cfg.name, "updates": cfg.practice.updates}
+  with Metrics(run.workdir, cfg.practice.updates) as metrics:
+    metrics.final(cfg.practice.updates, {f"eval/{name}": final[name]["success"] for name in ("held_out", "in_domain")})
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
 
 def train(run: Run, demo_items: list[PackItem]) -> None:
   cfg, facts = run.cfg, run.facts
+  print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir), flush=True)
   learner = jax.jit(lambda key: run.learner(run.policy.init(key), copying=True))(jax.random.key(cfg.seed))
   if (saved := run.session.restore(learner)) is not None:
     learner, facts = saved, run.facts

@@ -6,10 +6,10 @@ import os
 
 import ml_collections
 
-from core import watchdog
+from core import metrics, watchdog
 from core.find import find
 from envs import health
-from rollout import curriculum, remote
+from rollout import curriculum, gate, remote
 
 
 def loop_defaults() -> ml_collections.ConfigDict:
@@ -47,7 +47,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
       "pack": {"row_tokens": 0},  # tokens a packed row; 0 = the longest record the policy can have
       "eval": {"tries": 4, "every": 10, "tries_during": 1},
       "save": {"every": 10, "copy_every": 250, "keep": 2},
-      "log": {"episodes": 4},  # sample episodes shown in TensorBoard at each evaluation
+      "log": {"episodes": 4, "groups": 1},  # sample episodes, and groups of the last update, shown in TensorBoard at each evaluation
     }
   )
 
@@ -65,6 +65,8 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.update(loop_defaults())
   cfg.sampler = remote.defaults()
   cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())
+  cfg.alarms = ml_collections.ConfigDict(metrics.defaults())
+  cfg.gate = gate.defaults()
   cfg.pool = health.defaults()
   del cfg.pool["slots"]  # practice.slots says it
   cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
@@ -107,9 +109,7 @@ def real(cfg) -> bool:
     raise ValueError(f"{cfg.env.computer} is a real computer: wanted practice.workers=True, each behind a process of its own")
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
   if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
-    raise ValueError(
-      f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own"
-    )
+    raise ValueError(f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own")
   return True
 
 
@@ -138,6 +138,7 @@ def check(cfg) -> None:
     "copy.weight_decay": (c.weight_decay, 0 <= c.weight_decay < 1, "a number from 0 to 1"),
     "eval.tries_during": (cfg.eval.tries_during, cfg.eval.tries_during >= 1, "1 or more episodes a task"),
     "log.episodes": (cfg.log.episodes, cfg.log.episodes >= 0, "0 or more sample episodes"),
+    "log.groups": (cfg.log.groups, cfg.log.groups >= 0, "0 or more groups"),
     "practice.micro_batches": (p.micro_batches, p.micro_batches >= 1, "1 or more"),
     "critic.lr": (cfg.critic.lr, 0 < cfg.critic.lr < 1, "a number between 0 and 1"),
     "critic.warmup": (cfg.critic.warmup, cfg.critic.warmup >= 0, "0 or more optimiser steps"),
@@ -153,9 +154,9 @@ def check(cfg) -> None:
   for name, (got, good, want) in wanted.items():
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
-  curriculum.check(cfg.curriculum)
-  watchdog.check(cfg.watchdog)
-  remote.check(cfg.sampler)
+  parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote}
+  for part, module in parts.items():
+    module.check(cfg[part])
   health.check(pool(cfg))
   for name in ("minibatch", "critic_minibatch"):
     if cfg.agent.get(name, 0) % p.micro_batches:
@@ -168,7 +169,7 @@ def check(cfg) -> None:
   if cfg.policy.checkpoint:
     raise ValueError(f"policy.checkpoint is {cfg.policy.checkpoint}, but this version trains the tiny policy only: leave it empty")
   real(cfg)
-  for name, path in (("copy.path", c.path), ("copy.start", c.start)):
+  for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")
 

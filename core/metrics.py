@@ -26,11 +26,15 @@ import jax
 import numpy as np
 from absl import logging
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.hparams import metadata as hparams_plugin
+from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.plugins.text import metadata as text_plugin
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
+from core import layout
 from core.find import nearest
+from core.knobs import require
 from core.screens import encode_png
 
 MAX_TAGS = 60  # more make TensorBoard crawl; a number per task belongs in the episode store
@@ -42,9 +46,12 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*\Z")
 
 class Metrics:
   """Writer of one run. start_update: the first update this session will write; anything at or after it, left by a session
-  that went further than its last checkpoint, is dropped from both files' readers. active=False writes nothing (other hosts)."""
+  that went further than its last checkpoint, is dropped from both files' readers. knobs: the run's config, nested, for TensorBoard's
+  table of runs. active=False writes nothing (other hosts)."""
 
-  def __init__(self, workdir: str | os.PathLike, start_update: int = 0, active: bool = True):
+  def __init__(
+    self, workdir: str | os.PathLike, start_update: int = 0, knobs: Mapping[str, Any] | None = None, active: bool = True
+  ):  # fmt: skip
     self.workdir = pathlib.Path(os.path.abspath(workdir))
     self.active = active
     self.tags: set[str] = set()
@@ -61,7 +68,7 @@ class Metrics:
     # A START mark tells every reader of event files to forget what earlier sessions wrote at this step and later.
     mark = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._events.add_event(event_pb2.Event(wall_time=time.time(), step=start_update, session_log=mark))
-    self._events.flush()
+    self._add(start_update, [*layout.summary().value, *([_hparams(knobs)] if knobs else [])])
 
   def __enter__(self) -> Metrics:
     return self
@@ -88,6 +95,12 @@ class Metrics:
       values = [summary_pb2.Summary.Value(tag=t, simple_value=v) for t, v in row.items() if v is not None]
       self._add(update, values)
     return row
+
+  def final(self, update: int, scalars: Mapping[str, float]) -> None:
+    """What was measured after the last update, as points of TensorBoard alone: a row of metrics.jsonl is an update, and summary.json
+    has these."""
+    if self.active:
+      self._add(update, [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
 
   def image(self, tag: str, pixels: np.ndarray, update: int) -> None:
     """A picture, uint8 [H, W, 3]."""
@@ -135,6 +148,26 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Rows of a metrics.jsonl. A last line without its end (the writer was killed, or is writing) is left out."""
   whole = pathlib.Path(path).read_bytes().rpartition(b"\n")[0]
   return [json.loads(line) for line in whole.splitlines()]
+
+
+def _hparams(knobs: Mapping[str, Any]) -> summary_pb2.Summary.Value:
+  """Every knob by its dotted name: TensorBoard's hparams tab shows those in which the runs of a sweep differ, beside their curves."""
+  info = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+  for name, value in leaves(knobs):
+    kind = "bool_value" if isinstance(value, bool) else "number_value" if isinstance(value, numbers.Real) else "string_value"
+    setattr(info.hparams[name], kind, str(value) if kind == "string_value" else value)
+  kind = hparams_plugin.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_start_info=info))
+  tag = hparams_plugin.SESSION_START_INFO_TAG
+  return summary_pb2.Summary.Value(tag=tag, metadata=kind, tensor=hparams_plugin.NULL_TENSOR)
+
+
+def leaves(knobs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """("agent.clip_high", 0.28) ... of nested dicts."""
+  for name, value in knobs.items():
+    if isinstance(value, Mapping):
+      yield from leaves(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value
 
 
 def _number(tag: str, value: Any) -> float | int:
@@ -336,6 +369,12 @@ def defaults() -> dict[str, Any]:
     "window": 5,
     "learnt": 0.9,  # from this success on, equal groups and low entropy are no fault
   }
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+  """Domains of the alarms' knobs; each failure one line."""
+  wanted = {name: (cfg[name] >= 0, "0 (off) or more") for name in defaults()}
+  require("alarms", cfg, wanted | {"window": (cfg["window"] >= 1, "1 or more updates")})
 
 
 class Alarms:

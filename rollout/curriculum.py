@@ -8,7 +8,10 @@ constants and deviations: docs/curriculum.md.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +33,7 @@ class NoTaskLeft(RuntimeError):
 def defaults() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
+      "tasks": "",  # tasks.json of tools/select_tasks: only the tasks it kept are practised; empty = all
       "order": "random",  # random; teaching: closest to the top of the teaching-share hill first; critic: largest |r - V| first
       "rest_after": 0,  # visits in a row that all failed before a task rests; 0 = off, MobileRL 2
       "rest_passes": 3,  # passes it rests
@@ -69,6 +73,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   require("curriculum", cfg, wanted)
   if cfg.solvable_tries and cfg.solvable_lowest > cfg.solvable_tries:
     raise ValueError(f"curriculum.solvable_lowest is {cfg.solvable_lowest}, wanted at most solvable_tries ({cfg.solvable_tries})")
+  if cfg.tasks and cfg.solvable_tries:
+    raise ValueError(f"curriculum.tasks is {cfg.tasks}, solvable_tries {cfg.solvable_tries}: both choose the tasks, wanted one of them")
 
 
 # ---------------------------------------------------------------- choosing tasks
@@ -92,6 +98,19 @@ def solvable(results: Mapping[str, tuple[int, int]], lowest: int = 1, highest: i
     histogram[passes] = histogram.get(passes, 0) + 1
   kept = [name for name, (passes, _) in results.items() if lowest <= passes and (highest is None or passes <= highest)]
   return Solvable(kept, dict(sorted(histogram.items())))
+
+
+def selected(path: str | os.PathLike, tasks: Sequence[Task]) -> list[str]:
+  """Ids that tools/select_tasks kept (`kept` of its tasks.json). ValueError unless they are among the run's tasks, one or more."""
+  try:
+    kept = json.loads(pathlib.Path(path).read_text())["kept"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"curriculum.tasks is {path}: wanted a tasks.json of tools/select_tasks ({error!r})") from error
+  odd = [k for k in kept if k not in {t.id for t in tasks}]
+  if odd or not kept:
+    found = f"{len(odd)} of its {len(kept)} kept tasks are not this run's, {odd[0]} first" if odd else "it keeps no task"
+    raise ValueError(f"curriculum.tasks is {path}: {found}; select anew with this run's env knobs")
+  return list(kept)
 
 
 def success_estimate(passes: int, tries: int) -> float:

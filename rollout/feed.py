@@ -83,6 +83,7 @@ class Feed:
       told = [{"advantage": float(a)} for a in credit.advantage]  # for the page that shows a step
       if score is not None and score.step_value is not None:
         told = [t | {"value": float(np.ravel(v)[0])} for t, v in zip(told, score.step_value)]
+        episode.notes = episode.notes | {"final_value": float(np.ravel(score.step_value[len(episode.steps)])[0])}
       episode.steps = [dataclasses.replace(s, notes=s.notes | t) for s, t in zip(episode.steps, told)]  # a stored try shares its steps
       out.append((episode, self.items(episode, credit, score)))
     return out

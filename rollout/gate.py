@@ -222,13 +222,17 @@ def read(workdir: str | os.PathLike) -> dict[str, Any] | None:
     raise ValueError(f"{path} cannot be read ({error!r}): run python -m tools.check_env again") from error
 
 
-def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, workdir: str | os.PathLike) -> None:
-  """What train.py asks before it trains: GateClosed unless known episodes score as known and the labels, if any, bear the grader out."""
-  knobs = cfg.gate
+def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, workdir: str | os.PathLike) -> str:
+  """What train.py asks before it trains: GateClosed unless known episodes score as known and the labels, if any, bear the grader out.
+  Returns what was seen, in one line. A larger record without complaint (tools/check_env.py) stays where this one has none either."""
+  knobs, seen = cfg.gate, []
   if knobs.known_good or knobs.do_nothing:
-    record = examine(cfg, knobs, tasks, computers)
-    path = write(workdir, record)
-    if why := complaint(record):
+    record, standing = examine(cfg, knobs, tasks, computers), read(workdir)
+    path, why = pathlib.Path(os.path.abspath(workdir)) / FILE, complaint(record)
+    if why or standing is None or complaint(standing) or len(standing["episodes"]) <= len(record["episodes"]):
+      write(workdir, record)
+    seen.append(f"{record['n_known_good']} scripted solutions pass, {record['n_do_nothing']} tasks do not pass by themselves")
+    if why:
       raise GateClosed(f"not training: {why}; see {path}; --config.gate.known_good=0 --config.gate.do_nothing=0 trains all the same")
   found = labels.measured(workdir) if knobs.agreement else None
   if found and found.n >= knobs.labels and found.agreement < knobs.agreement:
@@ -236,3 +240,5 @@ def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, 
       f"not training: the grader agrees with {100 * found.agreement:.0f}% of {found.n} hand labels, wanted "
       f"{100 * knobs.agreement:.0f}%: mend the grader; --config.gate.agreement=0 trains all the same"
     )
+  seen += [f"the grader agrees with {100 * found.agreement:.0f}% of {found.n} hand labels"] if found else []
+  return f"gate: {'; '.join(seen) or 'off'}"

@@ -113,6 +113,39 @@ def show(metrics, episodes: list[Episode], update: int) -> None:
     metrics.text(f"episode/{i}", text, update)
 
 
+THUMB = 160  # longest side of a screen in the picture of a group, in pixels
+PASS, FAIL = (45, 138, 78), (176, 48, 48)
+
+
+def group_picture(group: Group) -> tuple[np.ndarray, str]:
+  """(the tries of a group as rows, each its verdict and its push as a bar before its screens, uint8 [H, W, 3]; what they are, as
+  Markdown). The bar: green for a pass, red for a fail, as long as the push is large; a push of 0 is a sliver."""
+  most = max((abs(e.advantage) for e in group.scored if e.advantage), default=0.0) or 1.0
+  rows, lines = [], [f"**{group.episodes[0].goal}**, group {group.id}, {group.kind}"]
+  for e in group.episodes:
+    screens = [s.screen.pixels[:: _stride(s.screen), :: _stride(s.screen)] for s in e.steps] or [np.zeros((8, 8, 3), np.uint8)]
+    bar = np.full((len(screens[0]), THUMB // 4, 3), 255, np.uint8)
+    bar[2:-2, : max(2, round(THUMB // 4 * abs(e.advantage or 0.0) / most))] = PASS if e.success else FAIL
+    rows.append(np.concatenate([bar, *screens], axis=1))
+    push = "no push" if e.advantage is None else f"push {e.advantage:+.3f}"
+    lines.append(f"{e.try_index + 1}. {'pass' if e.success else 'fail'} ({e.end_cause}), {len(e.steps)} steps, {push}")
+  wide = max(r.shape[1] for r in rows)
+  rows = [np.pad(r, ((1, 1), (0, wide - r.shape[1]), (0, 0)), constant_values=255) for r in rows]
+  return np.concatenate(rows), "\n\n".join(lines)
+
+
+def _stride(screen) -> int:
+  return -(-max(screen.pixels.shape) // THUMB)
+
+
+def show_groups(metrics, groups: list[Group], update: int) -> None:
+  """Groups into TensorBoard, tries as rows."""
+  for i, group in enumerate(groups):
+    pixels, text = group_picture(group)
+    metrics.image(f"group/{i}", pixels, update)
+    metrics.text(f"group/{i}", text, update)
+
+
 def progress_values(curves: dict[str, float]) -> dict[str, float | None]:
   """What the progress line says of an update."""
   mixed = curves.get("groups/mixed")

@@ -11,20 +11,21 @@ import sys
 import tempfile
 import time
 
-import jax
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 import evaluate
 import train
+from benchmarks import faults
 from core import config as config_lib
 from core.checkpoint import Checkpointer, read_numpy
 from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
-from core.schema import Credit
-from envs import processes
-from rollout import demos, feed
+from envs import processes, sim
+from rollout import feed, gate
 from rollout.feed import Feed
 from rollout.source import Rounds
 from rollout.stream import Stream
@@ -90,6 +91,47 @@ def test_a_run_leaves_every_file_it_promises(straight):
   summary = json.loads((straight / "summary.json").read_text())
   assert set("clean copying practice copying_greedy practice_greedy n n_tasks noise_points seconds seed".split()) <= summary.keys()
   assert summary["n_tasks"] == 4 and summary["n"] == 4
+
+
+def test_the_dashboard_has_layout_knobs_groups_and_the_final_score(straight):
+  """What TensorBoard's own reader finds: the checklist's page, the knobs by name, a group as a picture, one point after the last update."""
+  events = EventAccumulator(str(straight), size_guidance={"images": 0})
+  events.Reload()
+  (layout,) = events.PluginTagToContent("custom_scalars").values()
+  (found,) = events.PluginTagToContent("hparams").values()
+  knobs = plugin_data_pb2.HParamsPluginData.FromString(found).session_start_info.hparams
+  assert knobs["practice.groups"].number_value == 2 and knobs["agent.dynamic_sampling"].bool_value is False
+  assert knobs["agent.name"].string_value == "grpo"
+  assert [e.step for e in events.Images("group/0")] == [1]  # the evaluation in the middle, of 4 updates every 2
+  summary = json.loads((straight / "summary.json").read_text())
+  assert [e.step for e in events.Scalars("eval/held_out")] == [1, 4]
+  assert events.Scalars("eval/held_out")[-1].value == pytest.approx(summary["practice"])
+  assert events.Scalars("eval/in_domain")[-1].value == pytest.approx(summary["in_domain"])
+
+
+def test_known_episodes_are_played_before_training(straight):
+  known = gate.read(straight)
+  assert (known["n_known_good"], known["n_do_nothing"], gate.complaint(known)) == (4, 4, "")  # all of the 4 practised tasks
+
+
+def test_nobody_trains_on_a_computer_that_cannot_be_won(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(sim, "make", lambda computer, *a, **kw: faults.BrokenReset(computer))
+  assert train.main(command(tmp_path / "run")) == config_lib.EXIT_USAGE
+  err = capsys.readouterr().err
+  assert err.count("\n") == 1 and "not training: 4 of 4 scripted solutions did not pass" in err and "--config.gate.known_good=0" in err
+  assert gate.read(tmp_path / "run")["known_good"] == 0.0 and not (tmp_path / "run" / "copying").exists()
+
+
+def test_only_selected_tasks_are_practised(straight, tmp_path, capsys):
+  cfg, _ = config_lib.load_config(command(straight))
+  tasks = [t.id for t in evaluate.build(cfg).tasks["practice"]]
+  (tmp_path / "tasks.json").write_text(json.dumps({"kept": tasks[1:3]}))
+  cfg, _ = config_lib.load_config(command(tmp_path / "run", curriculum__tasks=tmp_path / "tasks.json"))
+  run = train.Run(cfg, tmp_path / "run")
+  assert {run.curriculum.next().id for _ in range(8)} == set(tasks[1:3]) and run.curriculum.counts()["not selected"] == 2
+  run.session.checkpoints.close()
+  assert train.main(command(tmp_path / "none", curriculum__tasks=tmp_path / "nothing.json")) == config_lib.EXIT_USAGE
+  assert "curriculum.tasks is" in capsys.readouterr().err
 
 
 def test_nothing_compiles_after_the_first_update(straight):
@@ -393,59 +435,8 @@ def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, 
   assert "not finite" in capsys.readouterr().err
 
 
-# ---- does it learn, and only from the pushes?
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory):
-  """A phone policy copied as in the smoke run; practice starts from its checkpoint. About a minute and a half."""
-  workdir = tmp_path_factory.mktemp("copied") / "run"
-  argv = ["train.py", "--config=configs/android.py:smoke", f"--workdir={workdir}", "--config.practice.updates=8"]
-  cfg, _ = config_lib.load_config(argv)
-  run = train.Run(cfg, workdir)
-  items = demos.items(run.world.demonstrations(cfg.copy.demonstrations, 0), run.policy)
-  learner = train.copying(run, items, run.learner(run.policy.init(jax.random.key(0)), copying=True))
-  return cfg, items, jax.device_get(learner["states"]["policy"].params)
-
-
-def practised(copied, workdir, monkeypatch, credit) -> float:
-  """Points gained on held-out tasks by 8 updates under another rule of credit."""
-  cfg, items, params = copied
-  run = train.Run(cfg, workdir)
-  run.agent = run.feed.agent = run.agent._replace(credit=credit(run.agent.credit))
-  run.facts.update({"phase": "practice"})
-  before = evaluate.measure(run, params, evaluate.HELD_OUT, 2, "before").success
-  run.computers = evaluate.computers(cfg, run.world, lambda: None)
-  learner = train.practice(run, items, run.learner(jax.device_put(params), copying=False))
-  return 100 * (evaluate.measure(run, learner["states"]["policy"].params, evaluate.HELD_OUT, 2, "after").success - before)
-
-
-@pytest.mark.slow
-def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, monkeypatch):
-  rng = np.random.default_rng(0)
-
-  def shuffled(credit):
-    def other(group, scores=None):
-      credits = credit(group)
-      order = rng.permutation(len(credits))
-      return [Credit.uniform(float(credits[i].advantage[0]), len(e.steps)) for i, e in zip(order, group.episodes)]
-
-    return other
-
-  def zero(credit):
-    return lambda group, scores=None: [Credit.uniform(0.0, len(e.steps)) for e in group.episodes]
-
-  real = practised(copied, tmp_path / "real", monkeypatch, lambda credit: credit)
-  mixed_up = practised(copied, tmp_path / "shuffled", monkeypatch, shuffled)
-  none = practised(copied, tmp_path / "zero", monkeypatch, zero)
-  # n = 192 episodes each: a difference of two scores wobbles by about 5 points
-  assert real > 15 and mixed_up < 10 and abs(none) < 10, (real, mixed_up, none)
-  assert real > max(mixed_up, none) + 15, (real, mixed_up, none)
-
-
 def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(straight, tmp_path, capsys):
   """The scripted demonstrations, stored, exported and read back, make the very run that the scripted ones made."""
-  from envs import sim
   from rollout.store import EpisodeStore
 
   with EpisodeStore(tmp_path / "store") as store:

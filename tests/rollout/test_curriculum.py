@@ -191,6 +191,17 @@ def test_only_removes_the_rest_for_good(make):
   assert set(a_pass(curriculum, 9)[1:]) == {"1", "3"} and curriculum.counts()["unsolvable"] == 3
 
 
+def test_the_kept_tasks_of_a_selection_are_read(tmp_path, task):
+  tasks, path = [task(str(i)) for i in range(4)], tmp_path / "tasks.json"
+  path.write_text(json.dumps({"kept": ["1", "3"], "dropped": ["0", "2"]}))
+  assert c.selected(path, tasks) == ["1", "3"]
+  for said, words in (('{"kept": ["1", "9"]}', "1 of its 2 kept tasks are not this run's, 9 first"), ('{"kept": []}', "it keeps no task"),
+                      ('["1"]', "wanted a tasks.json"), ("{", "wanted a tasks.json")):  # fmt: skip
+    path.write_text(said)
+    with pytest.raises(ValueError, match=words):
+      c.selected(path, tasks)
+
+
 def test_teaching_order_follows_the_hill():
   """Shares at G = 8 (lesson chapter 3): p = .5 0.992, .25 0.900, .1 and .9 0.570, .05 0.337, .01 0.077; equal ones by id."""
   chances = {"e": 0.01, "b": 0.9, "a": 0.1, "d": 0.05, "f": 0.5, "c": 0.25, "z": 0.0}

@@ -139,6 +139,25 @@ def test_an_overridden_gate_plays_nothing(cfg, tasks, tmp_path):
   assert gate.read(tmp_path) is None
 
 
+def test_a_larger_clean_record_stays_a_faulty_one_goes(cfg, tasks, tmp_path, monkeypatch):
+  """The whole list was checked by hand; the gate's sample does not take its place, unless one of them has a complaint."""
+  rows = lambda n, score: [
+    {"kind": "known-good", "task": f"t{i}", "scores": [score], "causes": [], "contradiction": False} for i in range(n)
+  ]
+  seen = lambda n, score=1.0: {"time": 0.0, **gate.totals(rows(n, score)), "episodes": rows(n, score)}
+  run = lambda record: (monkeypatch.setattr(gate, "examine", lambda *a: record), gate.gate(cfg, tasks, None, tmp_path))[1]
+  kept = lambda: len(gate.read(tmp_path)["episodes"])
+  gate.write(tmp_path, seen(9))
+  assert "4 scripted solutions pass" in run(seen(4)) and kept() == 9
+  gate.write(tmp_path, seen(9, 0.0))
+  run(seen(4))
+  assert kept() == 4
+  gate.write(tmp_path, seen(9))
+  with pytest.raises(gate.GateClosed):
+    run(seen(4, 0.0))
+  assert kept() == 4
+
+
 def test_shares_come_from_the_episodes_not_from_the_file(cfg, tasks, tmp_path):
   found = record(cfg, tasks)
   path = gate.write(tmp_path, found | {"known_good": 0.0})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.schema import Group
+from core.schema import Group, Screen
 from core.segments import Total
 from losses.value import return_moments
 from rollout import instruments
@@ -115,6 +115,29 @@ def test_a_strip_shows_every_screen_and_text(episode):
 def test_a_strip_of_an_episode_that_never_began(episode):
   pixels, text = instruments.strip(episode(None, steps=0))
   assert pixels.ndim == 3 and pixels.dtype == np.uint8 and "ResetFailed" in text
+
+
+def test_a_group_is_a_picture_of_rows(episode):
+  """Two tries of 2 and 1 steps on screens of 4 x 6: rows of 4 pixels between white lines, a bar of 40 pixels before the screens. The
+  push of the second is half the first's: 40 and 20 pixels, without the bar's own edge of 2 above and below nothing is left in between."""
+  a, b = episode(1, steps=2, index=0), episode(0, steps=1, index=1)
+  for e, grey in ((a, 100), (b, 200)):
+    for s in e.steps:
+      s.screen = Screen.of(np.full((8, 6, 3), grey, np.uint8))
+  a.advantage, b.advantage = 1.0, -0.5
+  pixels, text = instruments.group_picture(Group("g", "t", [a, b]))
+  assert pixels.shape == (20, 40 + 12, 3) and pixels.dtype == np.uint8
+  assert (pixels[1:9, 40:52] == 100).all() and (pixels[11:19, 40:46] == 200).all() and (pixels[11:19, 46:] == 255).all()
+  assert (pixels[3:7, :40] == instruments.PASS).all() and (pixels[13:17, :20] == instruments.FAIL).all()
+  assert (pixels[13:17, 20:40] == 255).all() and (pixels[:, :40][[0, 1, 9, 10, 11, 19]] == 255).all()
+  assert "1. pass" in text and "push +1.000" in text and "2. fail" in text and "push -0.500" in text
+
+
+def test_large_screens_are_shown_small(episode):
+  one = episode(1, steps=1)
+  one.steps[0].screen = Screen.of(np.zeros((1080, 1920, 3), np.uint8))
+  pixels, _ = instruments.group_picture(Group("g", "t", [one]))
+  assert pixels.shape == (92, 40 + 160, 3)  # every twelfth pixel: 160 x 90, and a line above and below
 
 
 def score(success, **kw):
