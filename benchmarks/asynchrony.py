@@ -1,10 +1,11 @@
 """Sampling beside learning against sampling in turn, on computers that take their time: what each learns, and how long it takes.
 
-  python -m benchmarks.asynchrony [--seeds=0,1,2] [--updates=15] [--step_seconds=0.2] [--slots=64]
+  python -m benchmarks.asynchrony [--seeds=0,1,2] [--updates=15] [--step_seconds=0.2] [--slots=192] [--groups=24]
 
 Both step every environment in a thread of its own. "In turn" waits for all of an update's tries (max_age 0); "beside" lets
 sampling run up to 4 updates ahead and corrects for it (the decoupled objective with a truncated weight). A tenth of the
-episodes is five times slower. Both start from one copied policy a seed.
+episodes is five times slower. Both start from one copied policy a seed. An update samples one round of groups, a computer for every
+try, so that in turn the environments take about as long as sampling and training together: their shares of the time are printed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def train(workdir: pathlib.Path, seed: int, overrides: list[str]) -> dict:
 
 def main(argv: list[str]) -> None:
   out = pathlib.Path(FLAGS.out).resolve()
-  slow = [f"env.step_seconds={FLAGS.step_seconds}", f"practice.slots={FLAGS.slots}", "eval.every=0", *argv[1:]]
+  sizes = [f"practice.slots={FLAGS.slots}", f"practice.groups={FLAGS.groups}", "practice.rounds=1"]
+  slow = [f"env.step_seconds={FLAGS.step_seconds}", *sizes, "eval.every=0", *argv[1:]]
   names = "seed,which,copying,practice,+-,seconds an update,environments,sampling,training,waiting,age,dropped by age"
   print("| " + " | ".join(names.split(",")) + " |\n" + "|---" * 12 + "|", flush=True)
   for seed in map(int, FLAGS.seeds):
@@ -55,6 +57,7 @@ if __name__ == "__main__":
   flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
   flags.DEFINE_integer("updates", 15, "Updates of practice.")
   flags.DEFINE_float("step_seconds", 0.2, "What a step of an environment takes.")
-  flags.DEFINE_integer("slots", 64, "Environments.")
+  flags.DEFINE_integer("slots", 192, "Environments.")
+  flags.DEFINE_integer("groups", 24, "Groups of 8 tries an update.")
   flags.DEFINE_string("out", "runs/asynchrony", "Where the runs go.")
   app.run(main)
