@@ -5,7 +5,8 @@
 
 A recipe is an algorithm with knobs of its own after a colon, `NAME:knob=value+knob=value`; a knob without a dot is the agent's.
 Copying is done once a seed; every run is kept in its own workdir and resumed if cut. `--claims` are the lesson's claims of
-chapters 3 and 5, tried here.
+chapters 3 and 5, tried here; `--rare` is a phone on which passes are rare, where replay has something to do
+(`--rare --recipes=grpo:replay=4,grpo:replay=0`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from absl import app, flags
 from benchmarks import runs
 from core.find import available
 
-# Each claim beside its opposite: a wider top of the band, every token alike, replay, and sampling as it is scored.
-CLAIMS = ("grpo", "grpo:replay=0", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:practice.temperature=0.7", "grpo:spread=none")
+# Each claim beside its opposite: a wider top of the band, every token alike, sampling as it is scored, and a spread.
+CLAIMS = ("grpo", "grpo:clip_high=0.2", "grpo:average=episode", "grpo:practice.temperature=0.7", "grpo:spread=none")
+# Up to three pop-ups an episode, small groups, few tasks: groups fail whole, and a task comes back while its success is stored.
+RARE = ("env.popup_chance=0.6", "env.popup_most=3", "env.practice_tasks=48", "env.in_domain_tasks=16", "agent.group_size=4")
 
 
 def arguments(recipe: str) -> tuple[str, list[str]]:
@@ -50,16 +53,17 @@ def row(recipe: str, done: list[dict]) -> str:
 
 def main(argv: list[str]) -> None:
   out = pathlib.Path(FLAGS.out).resolve()
+  given = [*(f"--config.{knob}" for knob in (RARE if FLAGS.rare else ())), *argv[1:]]
   recipes = list(CLAIMS if FLAGS.claims else FLAGS.recipes or available("agents", having="make"))
   head = "recipe,copying,practice,gain,+- over seeds,gains by seed,counting noise,clean,greedy,CPU seconds"
   print("| " + " | ".join(head.split(",")) + " |\n" + "|---" * 10 + "|", flush=True)
   copied = {}
   for seed in map(int, FLAGS.seeds):
     copied[seed] = out / f"copied-seed{seed}"
-    train("grpo", copied[seed], seed, ["--config.practice.updates=0", *argv[1:]])
+    train("grpo", copied[seed], seed, ["--config.practice.updates=0", *given])
   for recipe in recipes:
     name, knobs = arguments(recipe)
-    common = [f"--config.practice.updates={FLAGS.updates}", "--config.eval.every=0", *knobs, *argv[1:]]
+    common = [f"--config.practice.updates={FLAGS.updates}", "--config.eval.every=0", *knobs, *given]
     folder = lambda seed, r=recipe: out / f"{r.replace(':', '-').replace('=', '_')}-seed{seed}"
     done = [train(name, folder(s), s, [f"--config.copy.start={copied[s]}", *common]) for s in copied]
     print(row(recipe, done), flush=True)
@@ -70,6 +74,7 @@ FLAGS = flags.FLAGS
 if __name__ == "__main__":
   flags.DEFINE_list("recipes", [], "Algorithms, with knobs after a colon; empty = every algorithm there is.")
   flags.DEFINE_bool("claims", False, "The lesson's claims instead, each beside its opposite.")
+  flags.DEFINE_bool("rare", False, "A phone on which passes are rare.")
   flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
   flags.DEFINE_integer("updates", 25, "Updates of practice.")
   flags.DEFINE_string("out", "runs/recipes", "Where the runs go.")

@@ -6,7 +6,8 @@
 
 Published: critic lambda 1.0, policy lambda 1 - 1 / (0.05 tokens), value pre-training until explained variance settles; OSWorld
 47.5, AndroidWorld 73.3 with 23 billion active weights. Its compressed episodic memory (context "summary") is not supported.
-Hardware: 2 CPU cores, under 4 GiB. A whole run of the embedded default: not yet made. The real thing: not run, not yet supported.
+Hardware: 2 CPU cores, under 4 GiB. The embedded default, seed 0: 37.0 copied, 96.1 after practice, n = 384.
+The real thing: not run, not yet supported.
 """
 
 from configs import base
