@@ -107,7 +107,7 @@ class World(NamedTuple):
 
 
 def build(cfg: ml_collections.ConfigDict) -> World:
-  """The parts a config names, all sizes checked, nothing started."""
+  """The parts a config names, all sizes checked. What a suite starts to make its lists (a browser to read goals) is gone again."""
   computer = cfg.env.computer
   if cfg.policy.name not in cfg.policy:
     raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny' only")
@@ -120,7 +120,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     screen_shape=(size[1], size[0], 3),
     tasks=suite.task_lists(computer, cfg.env),
     make_env=lambda clean=False, quick=True: suite.make(computer, cfg.env, clean, quick),
-    demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed),
+    demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed, cfg.env),
     canaries=lambda: suite.canaries(computer, cfg.env),
     real=base.real(cfg),
   )

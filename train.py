@@ -133,7 +133,7 @@ class Run:
     self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="step_value" in self.agent.needs)
     if cfg.curriculum.tasks:
       self.curriculum.only(curriculum.selected(cfg.curriculum.tasks, self.world.tasks["practice"]), cause="not selected")
-    self.evolution = Evolution(cfg.env.computer, cfg.taskgen, self.curriculum, self.rng)
+    self.evolution = Evolution(cfg.env, cfg.taskgen, self.curriculum, self.rng)
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
       self.session.parts[part] = getattr(self, part)
     blank = np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
@@ -249,7 +249,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       facts["done"] += 1
       facts["version"] += any(said for key, said in outs if key == "policy")
       follow(learner, facts["done"], run.agent.reference)
-      values = lambda tasks: run.feed.start_values(tasks, run.world.make_env(True), run.asked(learner))
+      values = lambda tasks: run.feed.start_values(tasks, run.world.make_env, run.asked(learner))
       run.evolution.after(facts["done"], values if "step_value" in run.agent.needs else None)
       for episode in got.episodes:
         store.add(episode, facts["done"] - 1)

@@ -105,6 +105,8 @@ def real(cfg) -> bool:
       hint = "use configs/android.py:real" if cfg.env.computer == "sim/phone" else "leave it empty: real desktops are not built yet"
       raise ValueError(f"env.image is {cfg.env.image}, but {cfg.env.computer} is simulated: {hint}")
     return False
+  if cfg.env.image and "image" not in find("envs", cfg.env.computer.split("/")[0]).defaults():
+    raise ValueError(f"env.image is {cfg.env.image}, but {cfg.env.computer} starts its own: leave it empty")
   if not cfg.practice.workers:
     raise ValueError(f"{cfg.env.computer} is a real computer: wanted practice.workers=True, each behind a process of its own")
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
@@ -180,7 +182,7 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
   return "\n".join(
     [
       f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
-      f"environment: {cfg.env.computer}, {cfg.env.image if real(cfg) else 'simulated'}, {cfg.practice.slots} "
+      f"environment: {cfg.env.computer}, {(cfg.env.image or 'real') if real(cfg) else 'simulated'}, {cfg.practice.slots} "
       + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
       + ("" if real(cfg) else " (real phones: configs/android.py:real --config.env.image=...; real desktops are not built yet)"),
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",

@@ -333,8 +333,9 @@ def read_tasks(path: str, computer: str, cfg: ml_collections.ConfigDict) -> list
   return out
 
 
-def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
-  """Scripted demonstrations, played on the simulated phone, which is what the practice application shows."""
+def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
+  """Scripted demonstrations, played on the simulated phone, which is what the practice application shows. No knob of cfg changes them."""
+  del cfg
   return sim.demonstrations("sim/phone", count, seed)
 
 

@@ -271,7 +271,7 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
   return lists | {"in_domain": lists["practice"][: cfg.in_domain_tasks]}
 
 
-def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
+def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
   """AndroidWorld comes without any."""
   raise ValueError("AndroidWorld has no demonstrations: copy from elsewhere, or begin with --config.policy.checkpoint=...")
 

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import json
 import pathlib
+import re
 import time
 
 import ml_collections
@@ -206,12 +207,13 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:
-  """(pieces of text for a small tokenizer, (width, height) that the agent is shown)."""
+  """(pieces of text for a small tokenizer, (width, height) that the agent is shown). The words of the goals practised are pieces."""
   cfg = cfg or defaults()
   letters = [chr(n) for n in range(32, 127)]
-  numbers = [str(n) for n in range(max(web.shown(cfg)) + 1)]
+  size = tuple(round(n * cfg.scale) for n in web.shown(cfg))
   pieces = ["Action: ", "click(start_box='(", ",", ")')", "type(content='", "')", "hotkey(key='", "scroll(", "wait()", "finished()"]
-  return list(dict.fromkeys([*pieces, *numbers, *letters])), tuple(round(n * cfg.scale) for n in web.shown(cfg))
+  words = [word for task in task_lists(computer, cfg)["practice"] for word in re.findall(r" ?[A-Za-z]+", task.goal)]
+  return list(dict.fromkeys([*pieces, *(str(n) for n in range(max(size) + 1)), *letters, *words])), size
 
 
 def canaries(computer: str, cfg: ml_collections.ConfigDict) -> list[Canary]:

@@ -248,7 +248,7 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
   return {"practice": practice, "in_domain": practice[: cfg.in_domain_tasks], "held_out": held_out}
 
 
-def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
+def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
   raise ValueError("WebArena has no scripted demonstrations: give --config.copy.path, trajectory records to copy")
 
 

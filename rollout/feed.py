@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
 import numpy as np
 
@@ -102,14 +103,16 @@ class Feed:
       labels.append(float(episode.success))
     return step_batch(pairs, words, labels, size, self.policy.max_goal)
 
-  def start_values(self, tasks: list[Task], env, ask: Mapping[str, Callable]) -> dict[str, float]:
-    """The step critic's value of each task's first screen: what decides whether a new task is worth practising."""
+  def start_values(self, tasks: list[Task], make_env: Callable, ask: Mapping[str, Callable]) -> dict[str, float]:
+    """The step critic's value of each task's first screen: what decides whether a new task is worth practising.
+    make_env(clean) -> an environment, which is closed again."""
     pairs, words = [], []
-    for task in tasks:
-      obs, _ = env.reset(options={"task": task})
-      prompt = self.policy.prompt(obs["goal"], [obs["screenshot"]], obs["text"])
-      pairs.append((prompt.images[-1], prompt.images[-1]))
-      words.append(prompt.tokens[: prompt.image_place[0]])
+    with closing(make_env(True)) as env:
+      for task in tasks:
+        obs, _ = env.reset(options={"task": task})
+        prompt = self.policy.prompt(obs["goal"], [obs["screenshot"]], obs["text"])
+        pairs.append((prompt.images[-1], prompt.images[-1]))
+        words.append(prompt.tokens[: prompt.image_place[0]])
     values = scoring.values_of(pairs, words, ask["step_value"], min(self.shapes), self.policy.max_goal)
     return {task.id: float(v) for task, v in zip(tasks, values, strict=True)}
 

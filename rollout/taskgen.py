@@ -1,7 +1,7 @@
 """Self-evolving tasks: new ones written from failed ones, kept if the critic finds them neither easy nor hopeless, then if they
 can be done at all. Lesson chapter 3, fix 4; WebRL.
 
-A generator is anything with `generate(failed, count, rng)`: `envs.sim.generate.SimGenerator`, or `EndpointGenerator` here, which
+A generator is anything with `generate(failed, count, rng)`: `envs.variations.Variations`, or `EndpointGenerator` here, which
 asks a language model behind an OpenAI-compatible chat endpoint. What a model writes is data: it is parsed as JSON, looked up
 among the allowed parameters, and dropped with a counted cause where it is not one of them.
 """
@@ -9,7 +9,6 @@ among the allowed parameters, and dropped with a counted cause where it is not o
 from __future__ import annotations
 
 import collections
-import functools
 import http.client
 import json
 import os
@@ -27,6 +26,8 @@ import numpy as np
 
 from core.schema import Task
 from envs.errors import InfraError
+from envs import variations
+from envs.shop import generate as shop
 from envs.sim import generate as sim
 from rollout.curriculum import Curriculum, Values, critic_band
 
@@ -37,6 +38,7 @@ INSTRUCTIONS = (
   'objects of the form {"family": ..., "params": {...}}, all parameters of the family given, values only from `allowed`.'
 )
 SOURCES = ("simulator", "endpoint")
+SPACES = {"sim": sim.space, "shop": shop.space}
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -44,7 +46,7 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "count": 0,  # new tasks asked for a round; 0 = off, WebRL 500
       "every": 10,  # updates between rounds
-      "source": "simulator",  # simulator: the simulated computer's own generator; endpoint: a language model
+      "source": "simulator",  # simulator: the environment's own generator; endpoint: a language model
       "base_url": "",  # of the endpoint, e.g. http://127.0.0.1:8000/v1
       "model": "",  # its name there
       "key_env": "",  # the environment variable that holds the key; empty = no key is sent
@@ -286,7 +288,7 @@ class EndpointGenerator:
           break
         raise
       for family, params in self._valid(answer, seen, count - len(out)):
-        task = self.build(family, params, int(rng.integers(*sim.SEEDS)))
+        task = self.build(family, params, int(rng.integers(*variations.SEEDS)))
         out[task.id] = task
       if len(out) >= count:
         break
@@ -321,14 +323,21 @@ class EndpointGenerator:
     return "repeated" if _key(item["family"], item["params"]) in seen else ""
 
 
-def for_simulator(computer: str, cfg: ml_collections.ConfigDict) -> TaskGenerator:
-  """The generator that `cfg` (see defaults) names, for one simulated computer."""
+def space_of(env: ml_collections.ConfigDict) -> variations.Space:
+  """What may be asked of a run's computers (its cfg.env)."""
+  suite = env.computer.split("/")[0]
+  if suite not in SPACES:
+    raise ValueError(f"taskgen.count is above 0, but new tasks can be written for {', '.join(SPACES)} only, not for {suite}: wanted 0")
+  return SPACES[suite](env)
+
+
+def make(space: variations.Space, cfg: ml_collections.ConfigDict) -> TaskGenerator:
+  """The generator that `cfg` (see defaults) names."""
   check(cfg)
   if cfg.source == "simulator":
-    return sim.SimGenerator(computer)
+    return variations.Variations(space)
   chat = Chat(cfg.base_url, cfg.model, key_env=cfg.key_env, timeout=cfg.timeout, retries=cfg.retries, backoff=cfg.backoff)
-  part = lambda f: functools.partial(f, computer)
-  return EndpointGenerator(chat, sim.parameters(computer), part(sim.refusal), part(sim.build), attempts=cfg.attempts)
+  return EndpointGenerator(chat, space.parameters(), space.refusal, space.build, attempts=cfg.attempts)
 
 
 def parse_list(text: str) -> list | None:
@@ -397,12 +406,13 @@ def evolve(
 
 
 class Evolution:
-  """Rounds of new tasks for a run on a simulated computer: every `cfg.every` updates, from the tasks that failed last."""
+  """Rounds of new tasks for a run: every `cfg.every` updates, from the tasks that failed last. env: the run's cfg.env."""
 
-  def __init__(self, computer: str, cfg: ml_collections.ConfigDict, curriculum: Curriculum, rng: np.random.Generator):
+  def __init__(self, env: ml_collections.ConfigDict, cfg: ml_collections.ConfigDict, curriculum: Curriculum, rng: np.random.Generator):
     check(cfg)
     self.cfg, self.curriculum, self.rng = cfg, curriculum, rng
-    self.generator = for_simulator(computer, cfg) if cfg.count else None
+    self.space = space_of(env) if cfg.count else None
+    self.generator = make(self.space, cfg) if cfg.count else None
 
   def after(self, update: int, values: Callable[[list[Task]], Values] | None) -> list[Task]:
     """Runs a round where one is due after this update, says so in a line, and returns the new tasks. values: as in `evolve`;
@@ -415,8 +425,8 @@ class Evolution:
     known = [t.id for t in self.curriculum.tasks]
     try:
       found = evolve(self.generator, failed, self.cfg.count, self.rng, known=known, values=values, low=low, high=high,
-                     feasible=sim.feasible)  # fmt: skip
-    except (NothingValid, Unreachable) as error:
+                     feasible=self.space.feasible)  # fmt: skip
+    except (NothingValid, Unreachable, InfraError) as error:
       print(f"  no new tasks after update {update}: {error}", flush=True)
       return []
     self.curriculum.extend(found.tasks)

@@ -139,9 +139,14 @@ def tasks_of(computer: str, cfg: ml_collections.ConfigDict, count: int, first: i
     family = cfg.families[i % len(cfg.families)]
     pool = split(family)[0 if held_out else 1]
     params, seed = pool[(first + i) // len(cfg.families) % len(pool)], first + i
-    words = "-".join(str(value) for value in params.values())
-    out.append(Task(f"shop-{words}-s{seed}", goal(params), computer, family, seed, params, Limits(cfg.steps)))
+    out.append(task_of(computer, params, seed, Limits(cfg.steps)))
   return out
+
+
+def task_of(computer: str, params: dict, seed: int, limits: Limits) -> Task:
+  """What these parameters ask for, in the shop of this seed."""
+  words = "-".join(str(value) for value in params.values())
+  return Task(f"shop-{words}-s{seed}", goal(params), computer, params["family"], seed, params, limits)
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:
@@ -210,10 +215,11 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:
   """(pieces of text for a small tokenizer, (width, height) that the agent is shown)."""
   cfg = cfg or defaults()
+  size = tuple(round(n * cfg.scale) for n in web.shown(cfg))
   pieces = ["Action: ", "click(start_box='(", ",", ")')", "type(content='", "')", "hotkey(key='", "finished()", "wait()"]
   pieces += [*COLORS, *NOUNS, *MAKES, *PLACES, "Search for ", " and open the ", " result.", "Put ", " in the cart and nothing else."]
-  pieces += ["Buy the cheapest ", *(str(n) for n in range(max(web.shown(cfg)) + 1)), *(chr(n) for n in range(32, 127))]
-  return list(dict.fromkeys(pieces)), tuple(round(n * cfg.scale) for n in web.shown(cfg))
+  pieces += ["Buy the cheapest ", *(str(n) for n in range(max(size) + 1)), *(chr(n) for n in range(32, 127))]
+  return list(dict.fromkeys(pieces)), size
 
 
 def canaries(computer: str, cfg: ml_collections.ConfigDict) -> list[Canary]:

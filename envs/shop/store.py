@@ -13,6 +13,7 @@ from envs.loopback import Served
 
 COLORS, NOUNS = ("red", "blue", "green", "black", "white", "yellow"), ("mug", "lamp", "chair", "shirt", "bag", "clock", "plate", "pen")
 MAKES = ("Plain", "Tall", "Small", "Old")
+SHOWN = 6  # results of a search
 KINDS = ("letter", "rate", "cookies")
 POPUPS = {  # title, the button that only closes it, the other one, which leads away to the first page
   "letter": ("Get our newsletter!", "No thanks", "Subscribe"),
@@ -162,7 +163,7 @@ def popup_box(kind: str, path: str) -> str:
 
 def results_page(store: Store, words: str) -> str:
   rows = store.results(words)
-  items = "".join(f"<li><a href=/product/{n}>{html.escape(name)}</a> {euro(cents)}</li>" for n, name, cents in rows[:6])
+  items = "".join(f"<li><a href=/product/{n}>{html.escape(name)}</a> {euro(cents)}</li>" for n, name, cents in rows[:SHOWN])
   return f"<h1>{len(rows)} results for {html.escape(words[:80])}</h1><ul>{items}</ul>"
 
 

@@ -101,8 +101,10 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
   }
 
 
-def demonstrations(computer: str, count: int, seed: int) -> list[Episode]:
-  """Scripted demonstrations: clean episodes that go right, in which no pop-up is ever seen, let alone closed."""
+def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
+  """Scripted demonstrations: clean episodes that go right, in which no pop-up is ever seen, let alone closed. No knob of cfg changes
+  them."""
+  del cfg
   from envs.sim.base import play
   from envs.sim.popups import Popups
   from envs.sim.tasks import demonstration_tasks

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from configs import base
+from core.config import ConfigError
 from core.find import available
 
 CONFIGS = sorted(p.stem for p in pathlib.Path(base.__file__).parent.glob("*.py") if p.stem not in ("__init__", "base", "common"))
@@ -16,7 +17,7 @@ def get(name: str, arg: str = ""):
 
 
 def test_the_folder_holds_one_file_a_system():
-  assert CONFIGS == ["android", "osworld", "uitars2", "webarena"]
+  assert CONFIGS == ["android", "miniwob", "osworld", "uitars2", "webarena"]
 
 
 def test_bands_and_agents_are_the_systems_own():
@@ -43,8 +44,19 @@ def test_the_other_systems_have_their_published_constants():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("arg", ["", "smoke", "out_of_reach", *(f"agent={a}" for a in available("agents", having="make"))])
+@pytest.mark.parametrize("arg", ["", "smoke", *(f"agent={a}" for a in available("agents", having="make"))])
 def test_every_mode_composes_locks_and_passes_its_checks(name, arg):
+  composes(name, arg)
+
+
+@pytest.mark.parametrize(
+  "name, arg", [(n, "out_of_reach") for n in CONFIGS if n != "miniwob"] + [("webarena", m) for m in ("shop", "shop,smoke", "real")]
+)
+def test_the_modes_of_some_compose_too(name, arg):
+  composes(name, arg)
+
+
+def composes(name, arg):
   cfg = get(name, arg)
   assert cfg.is_locked and cfg.name == name
   base.check(cfg)
@@ -86,6 +98,31 @@ def test_what_is_given_for_real_computers_must_fit(mode, knobs, says):
     cfg.update_from_flattened_dict(knobs)
   with pytest.raises(ValueError, match=says):
     base.check(cfg)
+
+
+@pytest.mark.parametrize("mode, computer", [("shop", "shop/browser"), ("real", "webarena/browser"), ("", "sim/phone")])
+def test_webrl_has_three_places_to_practise_in(mode, computer):
+  cfg = get("webarena", mode)
+  assert cfg.env.computer == computer and base.real(cfg) == bool(mode) == cfg.practice.workers and cfg.agent.name == "webrl"
+  assert (cfg.taskgen.count > 0) == (mode != "real")  # nothing says whether a new task of a user's site can be done
+
+
+@pytest.mark.parametrize("mode, said", [("shop,real", "wanted one of them"), ("shop,out_of_reach", "of the simulated browser")])
+def test_modes_that_exclude_each_other_are_refused(mode, said):
+  with pytest.raises(ConfigError, match=said):
+    get("webarena", mode)
+
+
+def test_a_browser_is_not_an_image():
+  cfg = get("miniwob")
+  cfg.env.image = "x.qcow2"
+  with pytest.raises(ValueError, match="env.image is x.qcow2, but miniwob/browser starts its own"):
+    base.check(cfg)
+  cfg.env.image, cfg.practice.workers = "", False
+  with pytest.raises(ValueError, match="miniwob/browser is a real computer: wanted practice.workers=True"):
+    base.check(cfg)
+  cfg.practice.workers = True
+  assert "miniwob/browser, real, 4 worker processes" in base.banner(cfg, "runs/x")
 
 
 def test_real_computers_work_beside_learning_each_behind_a_process():

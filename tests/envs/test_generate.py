@@ -92,7 +92,7 @@ def test_a_task_that_cannot_be_done_in_time_is_not_feasible():
 
 @both
 def test_parameters_are_those_of_the_families(computer):
-  shown = generate.parameters(computer)
+  shown = generate.space_of(computer).parameters()
   families = tasks.MODULES[computer].families()
   assert set(shown) == set(families)
   for family, combos in families.items():
@@ -108,17 +108,17 @@ def test_every_practised_combination_can_be_built_and_no_held_out_one(computer):
   for family, combos in tasks.MODULES[computer].families().items():
     for params in combos:
       is_held = (family, json.dumps(params, sort_keys=True)) in heldout
-      assert generate.refusal(computer, family, params) == ("held_out" if is_held else "")
+      assert generate.space_of(computer).refusal(family, params) == ("held_out" if is_held else "")
   with pytest.raises(ValueError, match="held_out"):
     t = tasks.held_out_tasks(computer)[0]
-    generate.build(computer, t.family, t.params, 5)
+    generate.space_of(computer).build(t.family, t.params, 5)
 
 
 def test_the_order_of_given_parameters_does_not_matter():
   task = tasks.practice_tasks("sim/phone", 1)[0]
   shuffled = dict(reversed(task.params.items()))
   assert list(shuffled) != list(task.params)
-  assert generate.build("sim/phone", "shopping", shuffled, task.seed) == task
+  assert generate.space_of("sim/phone").build("shopping", shuffled, task.seed) == task
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_the_order_of_given_parameters_does_not_matter():
   ],
 )
 def test_what_is_no_combination_is_refused(family, params, why):
-  assert generate.refusal("sim/phone", family, params) == why
+  assert generate.space_of("sim/phone").refusal(family, params) == why
   with pytest.raises(ValueError, match=why):
-    generate.build("sim/phone", family, params, 5)
+    generate.space_of("sim/phone").build(family, params, 5)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_is_no_combination_is_refused(family, params, why):
     (lambda f: generate.SimGenerator("sim/phone").generate([], 3, rng()), "no failed task was given"),
     (lambda f: generate.SimGenerator("sim/phone").generate(f, 0, rng()), "got 0, wanted 1 or more"),
     (lambda f: generate.SimGenerator("sim/desktop").generate(f, 3, rng()), "is for sim/phone, this generator is for sim/desktop"),
-    (lambda f: generate.build("sim/phone", f[0].family, f[0].params, -1), "task seed is -1"),
+    (lambda f: generate.space_of("sim/phone").build(f[0].family, f[0].params, -1), "task seed is -1"),
   ],
 )
 def test_bad_input_gives_one_clear_line(act, words):

@@ -1,5 +1,6 @@
 """A run's rounds of new tasks: when they come, from what, which are kept, and what a broken generator costs."""
 
+import ml_collections
 import numpy as np
 import pytest
 
@@ -8,6 +9,8 @@ from envs.sim.tasks import practice_tasks
 from rollout import taskgen
 from rollout.curriculum import Curriculum
 from rollout.taskgen import Evolution, Unreachable
+
+ENV = ml_collections.ConfigDict({"computer": "sim/phone"})
 
 
 class Written:
@@ -34,7 +37,7 @@ def rounds(group_of):
     curriculum = Curriculum(known, np.random.default_rng(0))
     for task, raws in zip(known, ([0, 0], [1, 0])):
       curriculum.report(group_of(raws, task=task.id))
-    evolution = Evolution("sim/phone", cfg, curriculum, np.random.default_rng(1))
+    evolution = Evolution(ENV, cfg, curriculum, np.random.default_rng(1))
     if cfg.count:
       evolution.generator = Written(written)
     return evolution, curriculum, evolution.generator

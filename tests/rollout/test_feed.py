@@ -207,7 +207,10 @@ def test_a_seed_decides_the_order(named):
 def test_the_critics_value_of_a_tasks_first_screen(task):
   """start_values resets the environment to each task and asks about its first screen, seen twice, and its goal."""
   screens = {"a": np.full((24, 40, 3), 5, np.uint8), "b": np.full((24, 40, 3), 200, np.uint8)}
-  env = types.SimpleNamespace(reset=lambda options: ({"screenshot": screens[options["task"].id], "goal": "", "text": ""}, {}))
+  closed = []
+  env = types.SimpleNamespace(
+    close=lambda: closed.append(1), reset=lambda options: ({"screenshot": screens[options["task"].id], "goal": "", "text": ""}, {})
+  )
   prompt = lambda goal, shown, text: types.SimpleNamespace(images=shown[-1][None], tokens=np.array([7, 2, 2]), image_place=np.array([1]))
   f = feed()
   f.policy = types.SimpleNamespace(**vars(POLICY), prompt=prompt)
@@ -217,5 +220,5 @@ def test_the_critics_value_of_a_tasks_first_screen(task):
     bright = batch.frames[:, 1, 0, 0, 0] > 100
     return np.stack([np.where(bright, np.log(3.0), 0.0), np.full(8, 9.0)], axis=1)
 
-  values = f.start_values([task("a"), task("b")], env, {"step_value": ask})
-  assert values == {"a": pytest.approx(0.5), "b": pytest.approx(0.75)}
+  values = f.start_values([task("a"), task("b")], lambda clean: env if clean else None, {"step_value": ask})
+  assert values == {"a": pytest.approx(0.5), "b": pytest.approx(0.75)} and closed == [1]

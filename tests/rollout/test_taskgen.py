@@ -12,6 +12,7 @@ import pytest
 from core.schema import Limits, Task
 from envs.errors import InfraError
 from envs.sim import generate, tasks
+from envs.variations import Variations
 from rollout import taskgen
 from rollout.taskgen import BadAnswer, Chat, EndpointGenerator, NothingValid, TaskGenerator, Unreachable, evolve
 
@@ -84,8 +85,8 @@ def server(monkeypatch):
 
 def generator(url, attempts=3, shown=10, **kw):
   chat = Chat(url, "writer", **{"timeout": 5.0, "retries": 0, "backoff": 0.0} | kw)
-  refusal, build = (lambda f, p: generate.refusal("sim/phone", f, p)), (lambda f, p, s: generate.build("sim/phone", f, p, s))
-  return EndpointGenerator(chat, generate.parameters("sim/phone"), refusal, build, attempts=attempts, shown=shown)
+  space = generate.space_of("sim/phone")
+  return EndpointGenerator(chat, space.parameters(), space.refusal, space.build, attempts=attempts, shown=shown)
 
 
 def failed(n=4):
@@ -108,7 +109,7 @@ def test_a_model_is_shown_goals_and_allowed_values_and_its_sets_become_tasks(ser
   assert path == "/v1/chat/completions" and body["model"] == "writer" and "Authorization" not in headers
   assert [m["role"] for m in body["messages"]] == ["system", "user"]
   shown = json.loads(body["messages"][1]["content"])
-  assert shown["allowed"] == generate.parameters("sim/phone") and shown["count"] == 3
+  assert shown["allowed"] == generate.space_of("sim/phone").parameters() and shown["count"] == 3
   assert sorted(f["goal"] for f in shown["failed"]) == sorted(t.goal for t in failed())
 
 
@@ -460,9 +461,10 @@ def knobs(**changes):
 
 def test_the_config_names_the_generator(server):
   url, _ = server(completion(json.dumps(good(1))))
-  ours = taskgen.for_simulator("sim/phone", knobs())
-  theirs = taskgen.for_simulator("sim/phone", knobs(source="endpoint", count=5, base_url=url, model="writer", retries=0))
-  assert isinstance(ours, generate.SimGenerator) and isinstance(theirs, EndpointGenerator)
+  space = generate.space_of("sim/phone")
+  ours = taskgen.make(space, knobs())
+  theirs = taskgen.make(space, knobs(source="endpoint", count=5, base_url=url, model="writer", retries=0))
+  assert isinstance(ours, Variations) and isinstance(theirs, EndpointGenerator)
   assert all(isinstance(g, TaskGenerator) and len(g.generate(failed(), 1, rng())) == 1 for g in (ours, theirs))
 
 

@@ -1,0 +1,31 @@
+"""MiniWoB++ in a real Chromium: GRPO on its pages, graded by the pages themselves.
+
+  python train.py --config=configs/miniwob.py                       pages on which one thing has to be found and clicked
+  python train.py --config=configs/miniwob.py:smoke                 the same, cut down
+  python train.py --config=configs/miniwob.py:agent=dapo --config.env.pages='("click-button","click-link")'
+                                                                    other pages; ("all",) is every one; those without a scripted
+                                                                    solution (envs/miniwob_scripts.py) are practised, not copied
+
+Needs `make system` (Chromium) and `pip install --no-deps -r requirements-web.txt` (the pages). Every environment is a worker process
+with a browser of its own; there is no simulated stand-in. The tiny policy sees the 160 x 210 pixels of a page and writes clicks in the
+desktop grammar. Pages that want reading are beyond it.
+Hardware: 2 CPU cores, 3 GiB with 4 browsers. Minutes and scores: docs/log.md.
+"""
+
+from configs import base
+from configs.common import parse_arg
+
+
+def get_config(arg=""):
+  mode = parse_arg(arg, agent="grpo", smoke=False)
+  cfg = base.compose("miniwob", mode.agent, "miniwob/browser")
+  cfg.env.pages = ("click-test", "click-test-2", "click-dialog", "focus-text")
+  cfg.env.update({"practice_tasks": 128, "in_domain_tasks": 32, "held_out_tasks": 96, "steps": 3})
+  cfg.policy.tiny.update({"patch": 10, "max_goal": 24})
+  cfg.copy.update({"demonstrations": 240, "updates": 300})
+  cfg.practice.update({"workers": True, "slots": 4, "updates": 30, "groups": 8, "lr": 1e-3})
+  if mode.smoke:
+    base.smoke(cfg)
+    cfg.copy.update({"demonstrations": 60, "updates": 100})
+    cfg.practice.updates = 4
+  return base.lock(cfg)
