@@ -25,8 +25,8 @@ import ml_collections
 import numpy as np
 
 from core.schema import Task
-from envs.errors import InfraError
 from envs import variations
+from envs.errors import InfraError
 from envs.shop import generate as shop
 from envs.sim import generate as sim
 from rollout.curriculum import Curriculum, Values, critic_band
