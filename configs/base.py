@@ -171,6 +171,10 @@ def check(cfg) -> None:
   if cfg.policy.checkpoint:
     raise ValueError(f"policy.checkpoint is {cfg.policy.checkpoint}, but this version trains the tiny policy only: leave it empty")
   real(cfg)
+  if "judge" in cfg.env and cfg.env.judge.kind and cfg.env.judge.seconds >= cfg.pool.deadlines.evaluate:
+    raise ValueError(
+      f"env.judge.seconds is {cfg.env.judge.seconds:g}, wanted less than pool.deadlines.evaluate ({cfg.pool.deadlines.evaluate:g})"
+    )
   for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from core.schema import Action, Episode, Limits, Task, Unreadable
-from envs import actions, phases, sim
+from envs import actions, judges, phases, sim
 from envs.adb import Device, Server
 from envs.base import ending, observation_space, text_space
 from envs.canary import Canary
@@ -66,11 +66,13 @@ def defaults() -> ml_collections.ConfigDict:
       "snapshot": "",  # a saved state of the AVD, gone back to before every episode; "": applications are stopped and cleared
     }
   )
+  cfg.judge = judges.defaults()
   return cfg
 
 
 def check(cfg: ml_collections.ConfigDict) -> None:
   """Domains of the knobs; each failure one line, before any device is asked."""
+  judges.check(cfg.judge)
   sim.check(ml_collections.ConfigDict(cfg.to_dict() | {"computer": "sim/phone"}))
   if not places(cfg):
     raise ValueError("env.image is empty: wanted serials or host:port of devices, commas between, or avd:NAME")
@@ -153,8 +155,9 @@ class AndroidEnv(gym.Env):
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 1}
 
-  def __init__(self, computer: str, phone: Any, referee: Any, cfg: ml_collections.ConfigDict):
+  def __init__(self, computer: str, phone: Any, referee: Any, cfg: ml_collections.ConfigDict, judge: Judge | None = None):
     self.computer, self.phone, self.referee, self.cfg, self.render_mode = computer, phone, referee, cfg, "rgb_array"
+    self.judge = (judge or judges.make(cfg.judge)) if cfg.judge.beside else None
     self.grammar = cfg.grammar
     height, width = phone.screenshot(cfg.call_seconds).shape[:2]
     self.screen_size = (width, height)
@@ -170,7 +173,9 @@ class AndroidEnv(gym.Env):
     if not isinstance(task, Task) or task.env != self.computer:
       raise ValueError(f"reset of {self.computer} wants options={{'task': a Task for it}}, got {getattr(task, 'env', task)!r:.100}")
     self.task, self.done, self.steps, self.texts = task, True, 0, []
-    self.frames: collections.deque[np.ndarray] = collections.deque(maxlen=self.referee.keeps)
+    self.frames: collections.deque[np.ndarray] = collections.deque(
+      maxlen=max(self.referee.keeps, getattr(self.judge, "frames", 2) if self.judge else 0)
+    )
     self.phone.ready()
     self.referee.begin(self.phone, task)
     self._extra = {}
@@ -252,6 +257,7 @@ class AndroidEnv(gym.Env):
   def _finish(self, action, cause: str, score: float):
     partial = score if self.referee.graded and cause != "unreadable" else None
     reward, terminated, truncated, told = ending(cause, score >= self.task.threshold, partial)
+    told |= judges.graded(self, self.referee, cause)
     return self._observe(), reward, terminated, truncated, self._info(action, cause) | told
 
   def _info(self, action, cause: str) -> dict:
@@ -282,14 +288,15 @@ def pick(cfg: ml_collections.ConfigDict) -> Phone:
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True, judge: Judge | None = None) -> gym.Env:
   """One phone that nobody else has. clean: no pop-up in the practice application; real phones have what they have. judge: for
-  tasks without a check of their own."""
+  tasks without a check of their own; by default the one of env.judge."""
   del quick  # a real phone takes the time it takes
   check(cfg)
   chance = 0.0 if clean else cfg.popup_chance
   practice = Practice({"chance": chance, "most": cfg.popup_most, "kinds": list(cfg.popup_kinds)}, cfg.drift)
+  judge = judge or judges.make(cfg.judge)
   phone = pick(cfg)
   try:
-    return AndroidEnv(computer, phone, Checks(judge) if cfg.tasks else practice, cfg)
+    return AndroidEnv(computer, phone, Checks(judge) if cfg.tasks else practice, cfg, judge)
   except BaseException:
     phone.close()
     raise
@@ -303,6 +310,8 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
   practice, held_out = read_tasks(cfg.tasks, computer, cfg), read_tasks(cfg.held_out, computer, cfg)
   if both := {t.id for t in practice} & {t.id for t in held_out}:
     raise ValueError(f"env.tasks and env.held_out share {len(both)} tasks, e.g. {min(both)}: a held-out task is never practised")
+  if not cfg.judge.kind and (bare := [t.id for t in practice + held_out if not t.params.keys() & {"check", "infeasible"}]):
+    raise ValueError(f"{len(bare)} tasks have no check, e.g. {bare[0]}: wanted a judge of them, --config.env.judge.kind=endpoint")
   return {"practice": practice, "in_domain": practice[: cfg.in_domain_tasks], "held_out": held_out}
 
 

@@ -131,11 +131,19 @@ class Browser:
       if not self._receive(until - time.monotonic()):
         self.forget(*numbers)
         raise BrowserHung(f"no answer to {what} within {seconds:g} s")
-    found = [self._answers.pop(number) for number in numbers]
-    for answer in found:
-      if "error" in answer:
-        raise Refused(f"{what}: {answer['error'].get('message', answer['error'])}"[:500])
-    return [answer["result"] for answer in found]
+    return [_result(self._answers.pop(number), what) for number in numbers]
+
+  def first(self, numbers: list[int], seconds: float, what: str, gone: Callable[[], bool] = lambda: False) -> dict | None:
+    """The newest result there is of posted calls, waiting at most so many seconds for one; None if none has come. Its number is taken out
+    of `numbers`; the others are still on their way until they are forgotten."""
+    until = time.monotonic() + seconds
+    while not (there := [number for number in numbers if number in self._answers]):
+      if gone():
+        raise PageClosed(what)
+      if not self._receive(until - time.monotonic()):
+        return None
+    numbers.remove(there[-1])
+    return _result(self._answers.pop(there[-1]), what)
 
   def pump(self, seconds: float) -> bool:
     """Takes in what has come, waiting at most so long for it; whether anything came."""
@@ -196,3 +204,10 @@ class Browser:
   @property
   def folder(self) -> pathlib.Path:
     return self.nest.folder
+
+
+def _result(answer: dict, what: str) -> dict:
+  """The result in an answer; Refused if it holds an error."""
+  if "error" in answer:
+    raise Refused(f"{what}: {answer['error'].get('message', answer['error'])}"[:500])
+  return answer["result"]

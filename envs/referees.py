@@ -2,7 +2,7 @@
 
 A referee has begin(phone, task), which shows the start screen; look(phone), notes about a step, for instruments; verdict(phone, task,
 frames, texts), a score from 0 to 1, or CheckerFailed; close(). graded: whether scores between count as partial credit. keeps: how many of
-the last frames a verdict reads.
+the last frames a verdict reads. graded_by: the version of the judge that gave the last verdict, "" where a check did.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def score_of(value: Any, task: Task, who: str) -> float:
   if not isinstance(value, (bool, int, float)) or not 0 <= value <= 1:  # not a number is not between them
     raise CheckerFailed(f"{task.id}: {who} said {value!r:.100}, wanted a number from 0 to 1")
   return float(value)
+
+
+def version_of(judge: Judge) -> str:
+  """What is recorded as the grader; a function of a user's goes by its name."""
+  return f"judge:{getattr(judge, 'version', getattr(judge, '__name__', type(judge).__name__))}"
 
 
 class Practice:
@@ -71,8 +76,9 @@ class Checks:
 
   graded = False
 
-  def __init__(self, judge: Judge | None = None, keeps: int = 2):
-    self.judge, self.keeps = judge, keeps if judge is not None else 0
+  def __init__(self, judge: Judge | None = None):
+    self.judge, self.graded_by = judge, ""
+    self.keeps = 0 if judge is None else getattr(judge, "frames", 2)
 
   def begin(self, phone: Handset, task: Task) -> None:
     phone.clean(task.params.get("stop", []), task.params.get("clear", []))
@@ -83,11 +89,13 @@ class Checks:
     return {"popup": "", "page": phone.on_top()}
 
   def verdict(self, phone: Handset, task: Task, frames: list[np.ndarray], texts: list[str]) -> float:
-    check = task.params.get("check")
+    check, self.graded_by = task.params.get("check"), ""
     if check is None:
       if self.judge is None:
         raise CheckerFailed(f"{task.id} has no check, and there is no judge")
-      return score_of(self.judge(task, frames, texts), task, "the judge")
+      score = score_of(self.judge(task, frames, texts), task, "the judge")
+      self.graded_by = version_of(self.judge)
+      return score
     if "activity" in check and whole_name(phone.on_top()) != whole_name(check["activity"]):
       return 0.0
     for name, wanted in check.get("settings", {}).items():

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import json
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ SELECT = """function(option) {
   return '';
 }"""
 LEAVING = 1.0  # seconds
-GLANCE = 2.0  # seconds after which a screenshot is asked for again: one that a navigation overtakes is never answered
+GLANCE = 2.0  # seconds after which a screenshot is asked for again
 IS_OPTION = "function() { return this.nodeType === 1 && this.tagName === 'OPTION'; }"
 EMPTY = "function() { if (this.select) this.select(); else getSelection().selectAllChildren(this); }"
 DRAWN = """new Promise(done => {
@@ -164,14 +165,18 @@ class Window:
     session = self.front
     numbers = [self.browser.post(method, params, session) for method, params in calls]
 
-    def gone() -> bool:
-      if session in self.tabs and self.tabs[session].crashed:
-        self.browser.forget(*numbers)
-        raise PageCrashed("the page's renderer is gone")
-      return session not in self.tabs
+    try:
+      self._gone(session)
+      return self.browser.answers(numbers, seconds or self.seconds, calls[0][0] if calls else "", lambda: self._gone(session))
+    except PageCrashed:
+      self.browser.forget(*numbers)
+      raise
 
-    gone()
-    return self.browser.answers(numbers, seconds or self.seconds, calls[0][0] if calls else "", gone)
+  def _gone(self, session: str) -> bool:
+    """Whether a tab is not there any more; PageCrashed if its renderer is not."""
+    if session in self.tabs and self.tabs[session].crashed:
+      raise PageCrashed("the page's renderer is gone")
+    return session not in self.tabs
 
   def evaluate(self, source: str, seconds: float | None = None, wait: bool = False) -> Any:
     """The value of our own JavaScript in the page in front (never the agent's); wait: of the promise that it is."""
@@ -218,22 +223,34 @@ class Window:
     asked = {"format": "png", "optimizeForSpeed": True}
     if self.size != self.viewport:
       asked["clip"] = {"x": 0, "y": 0, "width": self.size[0], "height": self.size[1], "scale": 1}
-    until = time.monotonic() + (seconds or self.seconds)
-    said = None
-    while said is None:
-      left = until - time.monotonic()
-      try:
-        said = self.call("Page.captureScreenshot", asked, max(0.1, min(left, GLANCE)))
-      except BrowserHung:
-        if left <= GLANCE:
-          raise
-      except PageClosed:
-        if left <= 0:
-          raise BadFrame("every tab closed before it could be looked at") from None
+    said = self._captured(asked, seconds or self.seconds)
     frame = decode_png(base64.b64decode(said["data"]))
     if (frame.shape[1], frame.shape[0]) != self.picture_size:
       raise BadFrame(f"a screenshot of {frame.shape[1]} x {frame.shape[0]}, wanted {self.picture_size[0]} x {self.picture_size[1]}")
     return frame
+
+  def _captured(self, asked: dict, seconds: float) -> dict:
+    """The answer to a screenshot's request. It is asked for again where none has come for a while, since one that a navigation overtakes
+    is never answered; but one that is only slow still counts, so that a busy machine gets its picture late and not never."""
+    until = time.monotonic() + seconds
+    while True:
+      if self.front is None:
+        self._open()
+      session, posted = self.front, []
+      try:
+        while True:
+          posted.append(self.browser.post("Page.captureScreenshot", asked, session))
+          left = until - time.monotonic()
+          found = self.browser.first(posted, min(left, GLANCE), "Page.captureScreenshot", partial(self._gone, session))
+          if found is not None:
+            return found
+          if left <= GLANCE:
+            raise BrowserHung(f"no answer to Page.captureScreenshot within {seconds:g} s")
+      except PageClosed:
+        if time.monotonic() > until:
+          raise BadFrame("every tab closed before it could be looked at") from None
+      finally:
+        self.browser.forget(*posted)
 
   def text(self, most: int) -> str:
     """Dialogs since the last look, the tabs if there are several, and the outline of the page in front."""

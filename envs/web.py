@@ -6,6 +6,7 @@ A suite gives a *site*: what has
   look(window) -> notes for instruments                    close()
   private: whether every try gets a browser context of its own, without the cookies and the cache of the one before;
   graded: whether scores between 0 and 1 are partial credit; keeps: how many of the last frames a verdict reads
+and may have graded_by: the version of the judge that gave the last verdict, "" if none did
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import ml_collections
 import numpy as np
 
 from core.schema import Action, Task, Unreadable
-from envs import actions, phases
+from envs import actions, judges, phases
 from envs.base import ending, observation_space, text_space
 from envs.chromium import Browser, PageClosed, Refused, find_binary
 from envs.errors import CheckerFailed, InfraError, ResetFailed
+from envs.referees import Judge
 from envs.tabs import CannotDo, Window
 
 GRAMMARS = ("web", "desktop")
@@ -36,7 +38,7 @@ class BrowserFault(InfraError):
 
 def defaults() -> ml_collections.ConfigDict:
   """Knobs of every browser; seconds unless said otherwise."""
-  return ml_collections.ConfigDict(
+  cfg = ml_collections.ConfigDict(
     {
       "browser": "",  # its program; "": chromium-headless-shell if it is installed, else chromium
       "browser_flags": (),
@@ -62,10 +64,13 @@ def defaults() -> ml_collections.ConfigDict:
       "steps": 20,  # step limit of tasks that name none
     }
   )
+  cfg.judge = judges.defaults()
+  return cfg
 
 
 def check(cfg: ml_collections.ConfigDict) -> None:
   """Domains of the knobs; each failure one line, before any browser starts."""
+  judges.check(cfg.judge)
   find_binary(cfg.browser)
   numbers = lambda pair: len(pair) == 2 and all(isinstance(n, int) and 16 <= n <= 8192 for n in pair)
   wanted = {
@@ -105,13 +110,15 @@ class WebEnv(gym.Env):
   Ends: an ending action or an unreadable one terminates; so does the page itself where the site says so, and with check="every_step"
   a pass; the step limit truncates, and the final state is still checked. An infra error ends the episode without a score, and the next
   reset starts another browser. notes: what the site says, "unsettled" where the page did not come to rest, "refused" where the action
-  cannot be done on this page: such a step does nothing and counts.
+  cannot be done on this page: such a step does nothing and counts. judge: asked at the end beside the site's own verdict
+  (env.judge.beside); info["judge"] is its opinion, info["checker"] the judge that graded where the site asked one.
   """
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 1}
 
-  def __init__(self, computer: str, site: Any, cfg: ml_collections.ConfigDict):
+  def __init__(self, computer: str, site: Any, cfg: ml_collections.ConfigDict, judge: Judge | None = None):
     self.computer, self.site, self.cfg, self.render_mode = computer, site, cfg, "rgb_array"
+    self.judge = (judge or judges.make(cfg.judge)) if cfg.judge.beside else None
     self.window: Window | None = None
     self.broken, self.done, self.task = False, True, None
     with self._guarded():
@@ -154,7 +161,9 @@ class WebEnv(gym.Env):
     if not isinstance(task, Task) or task.env != self.computer:
       raise ValueError(f"reset wants options={{'task': a Task of {self.computer}}}, got {getattr(task, 'env', task)!r:.100}")
     self.task, self.done, self.steps, self.texts = task, True, 0, []
-    self.frames: collections.deque[np.ndarray] = collections.deque(maxlen=max(1, self.site.keeps))
+    self.frames: collections.deque[np.ndarray] = collections.deque(
+      maxlen=max(1, self.site.keeps, getattr(self.judge, "frames", 2) if self.judge else 0)
+    )
     with self._guarded():
       if self.broken:
         self.window.browser.close()
@@ -245,6 +254,7 @@ class WebEnv(gym.Env):
   def _finish(self, action, cause: str, score: float):
     partial = score if self.site.graded and cause != "unreadable" else None
     reward, terminated, truncated, told = ending(cause, score >= self.task.threshold, partial)
+    told |= judges.graded(self, self.site, cause)
     return self._observe(), reward, terminated, truncated, self._info(action, cause) | told
 
   def _info(self, action, cause: str) -> dict:

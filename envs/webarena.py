@@ -20,11 +20,11 @@ import urllib.parse
 import ml_collections
 
 from core.schema import Episode, Limits, Task
-from envs import answers, web
+from envs import answers, judges, web
 from envs.canary import Canary
 from envs.chromium import PageClosed, Refused
 from envs.errors import CheckerFailed, ResetFailed
-from envs.referees import Judge, score_of
+from envs.referees import Judge, score_of, version_of
 from envs.tabs import Window
 
 PLACES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
@@ -98,14 +98,14 @@ def read(path: str) -> list[dict]:
   return said
 
 
-def left_out(path: str, cfg: ml_collections.ConfigDict, judge: bool = False) -> dict[int, str]:
+def left_out(path: str, cfg: ml_collections.ConfigDict) -> dict[int, str]:
   """Task id -> why it is not in the lists."""
-  found = {said["task_id"]: why_not(said, cfg.sites.to_dict(), judge) for said in read(path)}
+  found = {said["task_id"]: why_not(said, cfg.sites.to_dict(), bool(cfg.judge.kind)) for said in read(path)}
   return {name: "excluded" if name in cfg.exclude else why for name, why in found.items() if why or name in cfg.exclude}
 
 
-def tasks_of(path: str, computer: str, cfg: ml_collections.ConfigDict, judge: bool = False) -> list[Task]:
-  skipped, sites, out = left_out(path, cfg, judge), cfg.sites.to_dict(), []
+def tasks_of(path: str, computer: str, cfg: ml_collections.ConfigDict) -> list[Task]:
+  skipped, sites, out = left_out(path, cfg), cfg.sites.to_dict(), []
   for said in read(path):
     if said["task_id"] not in skipped:
       params = {"start": fill(said["start_url"], sites), "eval": json.loads(fill(json.dumps(said["eval"]), sites))}
@@ -118,10 +118,11 @@ def tasks_of(path: str, computer: str, cfg: ml_collections.ConfigDict, judge: bo
 class Site:
   """Sites of the user's. judge: see envs.referees.Judge; the reference is in the task's params["eval"]."""
 
-  private, graded, keeps = True, False, 2
+  private, graded = True, False
 
   def __init__(self, cfg: ml_collections.ConfigDict, judge: Judge | None):
-    self.cfg, self.judge = cfg, judge
+    self.cfg, self.judge, self.graded_by = cfg, judge, ""
+    self.keeps = 1 if judge is None else getattr(judge, "frames", 2)
 
   def places(self) -> list[str]:
     return sorted({place_of(url) for url in self.cfg.sites.values() if url})
@@ -146,7 +147,7 @@ class Site:
 
   def verdict(self, window: Window, task: Task, frames: list, texts: list[str], answer: str | None) -> float:
     """1 if every checker of the task passes."""
-    how = task.params["eval"]
+    how, self.graded_by = task.params["eval"], ""
     last = window.url()
     if "string_match" in how["eval_types"] and not self._answered(task, how, frames, texts, answer or ""):
       return 0.0
@@ -173,7 +174,9 @@ class Site:
   def _judged(self, task: Task, frames: list, texts: list[str]) -> bool:
     if self.judge is None:
       raise CheckerFailed(f"{task.id}: only a judge can score it, and there is none")
-    return score_of(self.judge(task, frames, texts), task, "the judge") >= task.threshold
+    score = score_of(self.judge(task, frames, texts), task, "the judge")
+    self.graded_by = version_of(self.judge)
+    return score >= task.threshold
 
   def _shows(self, window: Window, target: dict, last: str) -> bool:
     """Whether the page named by one target, or the last one, shows what is required."""
@@ -232,10 +235,11 @@ def cookie_of(saved: dict) -> dict:
 
 
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = True, judge: Judge | None = None) -> web.WebEnv:
-  """One browser on the user's sites, which are as they are."""
+  """One browser on the user's sites, which are as they are. judge: by default the one of env.judge."""
   del clean, quick
   check(cfg)
-  return web.WebEnv(computer, Site(cfg, judge), cfg)
+  judge = judge or judges.make(cfg.judge)
+  return web.WebEnv(computer, Site(cfg, judge), cfg, judge)
 
 
 def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[Task]]:

@@ -14,6 +14,7 @@ import numpy as np
 from core.metrics import read_jsonl
 from core.schema import End, Episode, Group
 from core.screens import write_atomic
+from core.stats import agreement
 from rollout.gather import Gathered
 
 
@@ -51,6 +52,11 @@ def episode_curves(episodes: list[Episode], version: int) -> dict[str, float]:
     "episodes/age_mean": float(np.mean(ages)),
     "episodes/age_max": float(np.max(ages)),
   }
+  opinions = [(e.success, e.notes["judge"] >= 1.0) for e in scored if "judge" in e.notes]  # of a judge beside the checker
+  if opinions:
+    beside = agreement(opinions)
+    rates = {"agreement": beside.agreement, "true_pass_rate": beside.true_pass_rate, "false_pass_rate": beside.false_pass_rate}
+    out |= {f"judge/{name}": rate for name, rate in rates.items() if rate is not None}
   for name, flag in (("entropy_popup", True), ("entropy_plain", False)):
     picked = [s.notes["entropy"] / max(s.agent_tokens, 1) for s in steps if bool(s.notes.get("popup")) == flag]
     if picked:

@@ -42,7 +42,7 @@ class Turn:
   def hear(self, result: Result) -> Episode | None:
     """What the computer answered. The Episode once it is over."""
     if result.error is not None:
-      return self._end(End.INFRA_ERROR, type(result.error).__name__, {}, None)
+      return self._end(End.INFRA_ERROR, type(result.error).__name__, {})
     return {"reset": self._opened, "step": self._stepped, "expire": self._expired}[result.op](result)
 
   def prompt(self):
@@ -87,7 +87,7 @@ class Turn:
     )
     self._look(obs, info)
     if terminated or truncated:
-      return self._end(End.TERMINATED if terminated else End.TRUNCATED, info["cause"], info["rewards"], info["partial"])
+      return self._end(End.TERMINATED if terminated else End.TRUNCATED, info["cause"], info)
     limit = self.trial.task.limits.seconds
     if limit and self.now() - self.started > limit:
       self.asks = False
@@ -95,17 +95,20 @@ class Turn:
     return None
 
   def _expired(self, result: Result) -> Episode:
-    return self._end(End.TRUNCATED, "seconds", result.value["rewards"], result.value["partial"])
+    return self._end(End.TRUNCATED, "seconds", result.value)
 
-  def _end(self, end: End, cause: str, rewards: dict, partial: float | None) -> Episode:
+  def _end(self, end: End, cause: str, info: dict) -> Episode:
+    """info: what the environment said of the end; {} of an infra error."""
     self.asks = False
     task = self.trial.task
+    opinion = {"judge": info["judge"]} if "judge" in info else {}  # of a judge beside the checker
     seen = [s.notes["popup"] for s in self.steps if s.notes.get("popup")]
     return Episode(
       task_id=task.id, group=self.trial.group, try_index=self.trial.index, seed=task.seed, steps=self.steps, end=end,
-      end_cause=cause, rewards=dict(rewards), records=self.records, goal=task.goal, family=task.family,
-      checker=f"{task.env}/1", partial=partial, final_screen=self.screen if self.steps else None, step_limit=task.limits.steps,
-      notes={"popup": seen[0] if seen else "", "seconds": self.now() - self.started},
+      end_cause=cause, rewards=dict(info.get("rewards", {})), records=self.records, goal=task.goal, family=task.family,
+      checker=info.get("checker", f"{task.env}/1"), partial=info.get("partial"), final_screen=self.screen if self.steps else None,
+      step_limit=task.limits.steps,
+      notes={"popup": seen[0] if seen else "", "seconds": self.now() - self.started} | opinion,
     )  # fmt: skip
 
 

@@ -228,8 +228,8 @@ def _endings(run: Run) -> list[str]:
 
 
 def _denied(run: Run) -> list[str]:
-  """A judge's passes that the checker denies; both are named rewards."""
-  query = "SELECT count(*), sum(success = 0) FROM episodes WHERE json_extract(rewards, '$.judge') >= 1 AND success IS NOT NULL"
+  """Passes of a judge beside the checker (env.judge.beside) that the checker denies."""
+  query = "SELECT count(*), sum(success = 0) FROM episodes WHERE json_extract(notes, '$.judge') >= 1 AND success IS NOT NULL"
   ((n, denied),) = run.sql(query) or [(0, 0)]
   return [f"the checker denies {denied} of the judge's {n} passes: the judge can be pleased without doing the task"] if n and denied else []
 

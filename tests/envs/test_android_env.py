@@ -10,7 +10,7 @@ import pytest
 from adb_device import ServerDouble, Shell
 
 from core.schema import SUCCESS, Limits, Task, Unreadable
-from envs import adb, android, errors, locks, sim
+from envs import adb, android, errors, judges, locks, sim
 from envs.actions import format, parse
 from envs.errors import BadFrame, CheckerFailed, ResetFailed
 from envs.handset import Handset
@@ -157,10 +157,10 @@ def test_unreadable_text_costs_the_episode_and_touches_nothing(bench):
 
 
 def test_a_screen_that_never_rests_is_looked_at_and_noted(bench, monkeypatch):
-  rig = bench(knobs(settle_most=0.2, settle_frames=3), Checks())
+  rig = bench(knobs(settle_most=20.0, settle_frames=3), Checks())
   rig.env.reset(options={"task": a_task(check={"activity": "a/.B"})})
   assert "unsettled" not in rig.env.step("press(BACK)")[4]["notes"]
-  looks = itertools.count(1)
+  looks, rig.env.cfg.settle_most = itertools.count(1), 0.2
   monkeypatch.setattr(rig.env.phone, "screenshot", lambda seconds=None: np.full((160, 96, 3), next(looks) % 255, np.uint8))
   assert rig.env.step("press(BACK)")[4]["notes"]["unsettled"] is True
 
@@ -265,6 +265,19 @@ def test_a_judge_sees_the_last_frames_and_may_not_know(bench):
     env.step("finish()")
 
 
+def test_the_judge_that_graded_is_told_and_one_beside_a_check_gives_its_opinion(bench):
+  cfg = knobs()
+  cfg.judge.update({"kind": "words", "beside": True})
+  rig = bench(cfg, referee=Checks(judges.make(cfg.judge)))
+  rig.env.reset(options={"task": a_task(reference="42")})
+  info = rig.env.step('answer("it is 42")')[4]
+  assert (info["rewards"], info["checker"]) == ({SUCCESS: 1.0}, "judge:words/1") and "judge" not in info
+  for answer, said in (("42", 1.0), ("41", 0.0)):
+    rig.env.reset(options={"task": a_task(reference="42", check={"settings": {"global/wifi": "1"}})})
+    info = rig.env.step(f'answer("{answer}")')[4]
+    assert (info["rewards"], info["judge"]) == ({SUCCESS: 0.0}, said) and "checker" not in info
+
+
 def test_the_practice_application_may_be_missing(bench):
   rig = bench()
   rig.shell.command = lambda words, inputs: (0, b"Error: Activity class {practice/.Task} does not exist.\n", b"")
@@ -281,6 +294,9 @@ def test_task_files(tmp_path):
   held.write_text(json.dumps({"goal": "wifi on", "id": "w", "check": {"settings": {"global/wifi_on": "1"}}, "steps": 7}) + "\n")
   cfg = knobs(tasks=str(goals), held_out=str(held), in_domain_tasks=1)
   android.check(cfg)
+  with pytest.raises(ValueError, match="2 tasks have no check, e.g. train-Go to ebay.com, search for a mug: wanted a judge"):
+    android.task_lists(COMPUTER, cfg)
+  cfg.judge.kind = "words"
   lists = android.task_lists(COMPUTER, cfg)
   assert [t.goal for t in lists["practice"]] == ["Go to ebay.com, search for a mug", "Open the clock"] and len(lists["in_domain"]) == 1
   first, last = lists["practice"][0], lists["held_out"][0]

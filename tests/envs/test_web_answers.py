@@ -110,7 +110,8 @@ def test_task_files_become_lists_and_what_cannot_be_run_is_named(tmp_path):
   assert lists["practice"][1].params["eval"]["reference_url"] == "http://127.0.0.1:7770/b |OR| http://127.0.0.1:7780/admin/c"
   why = webarena.left_out(cfg.tasks, cfg)
   assert {k: v.split()[-1] for k, v in why.items()} == {1: "it", 2: "interface", 9: "gitlab"}
-  assert 1 not in webarena.left_out(cfg.tasks, cfg, judge=True)
+  cfg.judge.kind = "words"
+  assert 1 not in webarena.left_out(cfg.tasks, cfg)
   cfg.exclude = (3,)
   assert webarena.left_out(cfg.tasks, cfg)[3] == "excluded"
 

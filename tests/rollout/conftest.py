@@ -18,7 +18,8 @@ class Broken(InfraError):
 
 class ScriptedEnv:
   """Any text is an action. params: `steps` to the end, `reward` then (None: the limit ends it), `fault`: {place: attempts},
-  where a place is "reset", a step number or "expire", and that many attempts there break."""
+  where a place is "reset", a step number or "expire", and that many attempts there break;
+  `told`: what `info` holds besides at the end."""
 
   def __init__(self, log=None):
     self.log = [] if log is None else log
@@ -57,7 +58,8 @@ class ScriptedEnv:
       return self._look(), 0.0, False, False, info
     cause = "steps" if reward is None else "checker" if reward > 0 else "unreadable" if reward < 0 else "agent"
     rewards = {SUCCESS: float((reward or 0) > 0)} | ({"unreadable": -1.0} if cause == "unreadable" else {})
-    return self._look(), reward or 0.0, reward is not None, reward is None, info | {"cause": cause, "rewards": rewards, "partial": None}
+    info |= {"cause": cause, "rewards": rewards, "partial": None} | self.task.params.get("told", {})
+    return self._look(), reward or 0.0, reward is not None, reward is None, info
 
   def expire(self):
     self._break("expire")

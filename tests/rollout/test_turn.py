@@ -284,3 +284,10 @@ def test_two_tries_at_a_simulated_phone_that_say_the_same_see_the_same(policy, s
   assert first.steps[0].screen.ref == second.steps[0].screen.ref
   assert [s.screen.ref for s in first.steps] == [s.screen.ref for s in second.steps]  # same words, same luck
   assert first.notes["popup"] == second.notes["popup"] != ""
+
+
+def test_who_graded_is_kept_and_so_is_the_opinion_of_a_judge_beside_the_checker(scripted_env, policy, sampler, task):
+  play = lambda **told: run_one(scripted_env(), policy, sampler, task(steps=1, told=told))
+  one, two = play(judge=0.0), play(checker="judge:m/status/1")
+  assert (one.notes["judge"], one.rewards, one.reward) == (0.0, {SUCCESS: 1.0}, 1.0)  # an opinion is no reward
+  assert one.checker == f"{task().env}/1" and two.checker == "judge:m/status/1" and "judge" not in two.notes

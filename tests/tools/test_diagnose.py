@@ -209,7 +209,7 @@ def test_a_judge_whom_the_checker_denies(workdir, episode):
   with EpisodeStore(folder / "episodes") as store:
     for i, (judge, checker) in enumerate([(1.0, 1), (1.0, 0), (1.0, 0), (0.0, 0)]):
       one = episode(checker, group="judged", index=i)
-      one.rewards["judge"] = judge
+      one.notes["judge"] = judge
       store.add(one, 11)
   assert "denies 2 of the judge's 3 passes" in " ".join(verdict(folder)["hints"])
 
