@@ -125,6 +125,15 @@ def test_a_browser_is_not_an_image():
   assert "miniwob/browser, real, 4 worker processes" in base.banner(cfg, "runs/x")
 
 
+def test_a_verdict_must_come_before_the_pool_gives_up():
+  cfg = get("webarena", "real")
+  cfg.env.judge.update({"kind": "endpoint", "base_url": "http://127.0.0.1:8000/v1", "model": "m"})
+  base.check(cfg)
+  cfg.env.judge.seconds = 120.0
+  with pytest.raises(ValueError, match=r"env.judge.seconds is 120, wanted less than pool.deadlines.evaluate \(120\)"):
+    base.check(cfg)
+
+
 def test_real_computers_work_beside_learning_each_behind_a_process():
   cfg = get("android", "real")
   cfg.update_from_flattened_dict({"env.image": "avd:Pixel", "practice.slots": 3})
