@@ -109,6 +109,10 @@ def real(cfg) -> bool:
     raise ValueError(f"env.image is {cfg.env.image}, but {cfg.env.computer} starts its own: leave it empty")
   if not cfg.practice.workers:
     raise ValueError(f"{cfg.env.computer} is a real computer: wanted practice.workers=True, each behind a process of its own")
+  if "judge" in cfg.env and cfg.env.judge.kind and cfg.env.judge.seconds >= cfg.pool.deadlines.evaluate:
+    raise ValueError(
+      f"env.judge.seconds is {cfg.env.judge.seconds:g}, wanted less than pool.deadlines.evaluate ({cfg.pool.deadlines.evaluate:g})"
+    )
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
   if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
     raise ValueError(f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own")
@@ -171,10 +175,6 @@ def check(cfg) -> None:
   if cfg.policy.checkpoint:
     raise ValueError(f"policy.checkpoint is {cfg.policy.checkpoint}, but this version trains the tiny policy only: leave it empty")
   real(cfg)
-  if "judge" in cfg.env and cfg.env.judge.kind and cfg.env.judge.seconds >= cfg.pool.deadlines.evaluate:
-    raise ValueError(
-      f"env.judge.seconds is {cfg.env.judge.seconds:g}, wanted less than pool.deadlines.evaluate ({cfg.pool.deadlines.evaluate:g})"
-    )
   for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
       raise ValueError(f"{name} is {path}: there is no such file or folder")
