@@ -1,10 +1,14 @@
-"""The frozen protocol: a policy on held-out and in-domain tasks, passes counted with their noise and every end accounted for.
+"""The frozen protocol: held-out and in-domain tasks, passes counted with their noise and every end accounted for.
 
-  python evaluate.py --workdir=runs/osworld                      the latest checkpoint on every protocol
-  python evaluate.py --workdir=runs/osworld --tries=8 --step=30
+  python evaluate.py --workdir=runs/osworld                                  the latest checkpoint on every protocol
+  python evaluate.py --workdir=runs/osworld --tries=8 --step=30              avg@8 and pass@8 of checkpoint 30
+  python evaluate.py --workdir=runs/osworld --protocols=held_out --limits=14,28      two step limits side by side
+  python evaluate.py --workdir=runs/osworld --against=runs/osworld:copied    paired with another policy on the same tasks (tools/compare.py)
 
-Writes eval/<version>-<protocol>-tries<n>-seed<s>.json in the workdir. Exit code 0; 1 when nothing could be scored; 2 when
-something given cannot be run.
+Every episode is kept as it ends, in eval/episodes/ of the workdir, under its task, try and seed: the same command goes on where it was cut
+and repeats nothing; only tries lost to the computers are run again. Writes eval/<version>-<protocol>-tries<n>-seed<s>.json (with -steps<l>
+where --limits gives one) and the results table, eval/table-<step>-tries<n>-seed<s>.md and .json. Exit code 0; 1 when nothing could be
+scored; 2 when something given cannot be run.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +32,8 @@ from core import config as config_lib
 from core import stats
 from core.checkpoint import Checkpointer
 from core.find import find
-from core.host import keep_freed_memory, use_compile_cache
-from core.schema import Episode, Task
+from core.host import hold, keep_freed_memory, use_compile_cache
+from core.schema import Episode, Limits, Task
 from core.screens import write_atomic
 from core.state import Weights
 from core.stop import Stop
@@ -39,11 +43,13 @@ from models.base import Policy
 from rollout import instruments
 from rollout.curriculum import solvable
 from rollout.remote import RemoteSampler
+from rollout.results import Results, row_of
 from rollout.sampler import Sampler
 from rollout.scheduler import collect
 from rollout.turn import Try
 
 BUCKETS = (16, 64)
+RULE = "strict: the checker judges the state that the agent left; no last action is rewritten; a try lost to the computers is no pass"
 PACE = ("step_seconds", "slow_share", "slow_factor", "faults")  # knobs of an environment that no screen and no score shows
 
 
@@ -68,7 +74,8 @@ PROTOCOLS = (HELD_OUT, HELD_OUT_GREEDY, CLEAN, CLEAN_GREEDY, IN_DOMAIN)
 @dataclasses.dataclass
 class Score:
   """One protocol's result. success = passes / attempted (errors count as not passed and are shown); noise_points: standard
-  error in points, clustered by task; finished: episodes that could be scored."""
+  error in points, clustered by task; finished: episodes that could be scored. tries: k of avg_at_k and pass_at_k, the most that a task
+  had; at_most_95: where all or none pass, the share that n_tasks tasks still leave open; rerun: tries that the computers lost before."""
 
   protocol: str
   version: int
@@ -87,6 +94,11 @@ class Score:
   entropy_plain: float | None
   step_limit: int
   task_list: str
+  tries: int
+  avg_at_k: float
+  pass_at_k: float
+  at_most_95: float | None
+  rerun: int = 0
 
   def line(self) -> str:
     errors = f", {sum(self.errors.values())} errors" if self.errors else ""
@@ -149,48 +161,58 @@ def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path)
   return RemoteSampler(world.policy, cfg.sampler, export_params, folder, cfg.practice.temperature)
 
 
-def run(
-  world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None,
-  through: Callable | None = None,
-) -> list[Episode]:  # fmt: skip
-  """`tries` episodes of every task of the protocol, under keys that no training run uses. through(sampler, tries) -> episodes: the
-  computers that practice has, where they are not in this process; simulated ones without pop-ups are in this process always."""
-  tasks = world.tasks[protocol.tasks]
+def plan(world: World, weights: Weights, protocol: Protocol, tries: int, seed: int) -> tuple[Sampler, list[Try]]:
+  """The policy as the protocol samples it, and `tries` tries of every task under keys that no training run uses."""
   tries = 1 if protocol.greedy else tries  # a greedy try repeated is the same try
   sampler = Sampler(world.policy, BUCKETS, 0.0 if protocol.greedy else 1.0)
   sampler.load(weights)
   mark = sum(protocol.name.encode())
   key = lambda t, k: np.random.SeedSequence([seed, 0xE7A1, mark, t, k]).generate_state(2, np.uint32)
-  plan = [Try(task, f"eval-{protocol.name}-{i}", k, key(i, k)) for i, task in enumerate(tasks) for k in range(tries)]
+  tasks = enumerate(world.tasks[protocol.tasks])
+  return sampler, [Try(task, f"eval-{protocol.name}-{i}", k, key(i, k)) for i, task in tasks for k in range(tries)]
+
+
+def run(
+  world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None,
+  through: Callable | None = None,
+) -> list[Episode]:  # fmt: skip
+  """The episodes of `plan`. through(sampler, tries) -> episodes: the computers that practice has, where they are not in this process;
+  simulated ones without pop-ups are in this process always."""
+  sampler, asked = plan(world, weights, protocol, tries, seed)
   if through is not None and (world.real or not protocol.clean):
-    return through(sampler, plan)
-  return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(plan)))]), plan, clock))
+    return through(sampler, asked)
+  return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))]), asked, clock))
 
 
-def score(episodes: list[Episode], protocol: Protocol, version: int, tasks: list[Task]) -> Score:
-  """Counts passes over everything attempted. No episodes is no result, never 0%."""
-  if not episodes:
+def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+  """Passes by task, in the order of the tries; a lost try is no pass."""
+  found = collections.defaultdict(list)
+  for row in sorted(rows, key=lambda r: (r["task"], r["try"])):
+    found[row["task"]].append(float(row["success"]))
+  return dict(found)
+
+
+def score(rows: Sequence[Mapping[str, Any]], protocol: Protocol, version: int, tasks: list[Task], rerun: int = 0) -> Score:
+  """Counts passes over everything attempted, from rows of rollout.results. No episodes is no result, never 0%."""
+  if not rows:
     raise ValueError(f"{protocol.name}: no episode was attempted, so there is no score")
-  finished = [e for e in episodes if e.scored]
-  passes = sum(e.success for e in episodes)
-  by_task: dict[str, list[float]] = collections.defaultdict(list)
+  finished, passes, passed = [r for r in rows if r["scored"]], sum(r["success"] for r in rows), by_task(rows)
   by_popup: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-  for e in episodes:
-    by_task[e.task_id].append(float(e.success))
-    kind = by_popup[e.notes.get("popup", "").split("/")[0] or "none"]
-    kind[0] += e.success
-    kind[1] += 1
-  entropy = {flag: [s.notes["entropy"] for e in finished for s in e.steps if bool(s.notes.get("popup")) == flag] for flag in (True, False)}
-  mean = lambda x: float(np.mean(x)) if x else None
+  for r in rows:
+    by_popup[r["popup"]][0] += r["success"]
+    by_popup[r["popup"]][1] += 1
+  mean = lambda name: float(np.mean(x)) if (x := [nats for r in finished for nats in r[name]]) else None
+  tries = max(map(len, passed.values()))
+  whole = {task: p for task, p in passed.items() if len(p) == tries}  # all of them, unless a signal cut the evaluation short
   return Score(
-    protocol=protocol.name, version=version, passes=passes, attempted=len(episodes), finished=len(finished), n_tasks=len(by_task),
-    success=passes / len(episodes), success_finished=passes / len(finished) if finished else None,
-    noise_points=stats.clustered_noise(list(by_task.values())),
-    unreadable=sum(e.end_cause == "unreadable" for e in finished) / max(len(finished), 1),
-    ended_by=dict(collections.Counter(e.end_cause for e in finished)),
-    errors=dict(collections.Counter(e.end_cause for e in episodes if not e.scored)), by_popup=dict(sorted(by_popup.items())),
-    entropy_popup=mean(entropy[True]), entropy_plain=mean(entropy[False]), step_limit=tasks[0].limits.steps,
-    task_list=task_list_hash(tasks),
+    protocol=protocol.name, version=version, passes=passes, attempted=len(rows), finished=len(finished), n_tasks=len(passed),
+    success=passes / len(rows), success_finished=passes / len(finished) if finished else None,
+    noise_points=stats.clustered_noise(passed), unreadable=sum(r["end_cause"] == "unreadable" for r in finished) / max(len(finished), 1),
+    ended_by=dict(collections.Counter(r["end_cause"] for r in finished)),
+    errors=dict(collections.Counter(r["end_cause"] for r in rows if not r["scored"])), by_popup=dict(sorted(by_popup.items())),
+    entropy_popup=mean("nats_popup"), entropy_plain=mean("nats_plain"), step_limit=tasks[0].limits.steps,
+    task_list=task_list_hash(tasks), tries=tries, avg_at_k=stats.avg_at_k(passed), pass_at_k=stats.mean_pass_at_k(whole, tries),
+    at_most_95=stats.unseen_bound(len(passed)) if passes in (0, len(rows)) else None, rerun=rerun,
   )  # fmt: skip
 
 
@@ -199,7 +221,7 @@ def measure(trainer: Any, params: Any, protocol: Protocol, tries: int, name: str
   through = trainer.try_on if trainer.cfg.practice.workers else None
   weights = Weights(params, trainer.facts["version"])
   trainer.samples = run(trainer.world, weights, protocol, tries, trainer.cfg.seed, trainer.cfg.practice.slots, trainer.clock, through)
-  result = score(trainer.samples, protocol, weights.version, trainer.world.tasks[protocol.tasks])
+  result = score([row_of(e) for e in trainer.samples], protocol, weights.version, trainer.world.tasks[protocol.tasks])
   save(trainer.workdir, result)
   trainer.facts["evals"][name] = dataclasses.asdict(result)
   print(f"  {name}: {result.line()}", flush=True)
@@ -264,30 +286,120 @@ def save(workdir: pathlib.Path, result: Score, suffix: str = "") -> None:
   write_atomic(path, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
 
 
+class Subject(NamedTuple):
+  """A policy of a run. step: its checkpoint, or "copied"."""
+
+  workdir: pathlib.Path
+  step: str
+  cfg: ml_collections.ConfigDict
+  world: World
+  weights: Weights
+
+  @property
+  def name(self) -> str:
+    return f"{self.workdir.name}:{self.step}"
+
+
+def load(spec: str) -> Subject:
+  """The policy named RUN, RUN:STEP or RUN:copied."""
+  path, _, which = spec.rpartition(":") if ":" in spec else (spec, "", "")
+  if which not in ("", "copied") and not which.isdecimal():
+    raise ValueError(f"policy {spec!r}: wanted RUN, RUN:STEP or RUN:copied, got {which!r} after the colon")
+  workdir = pathlib.Path(os.path.abspath(path))
+  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
+  folder = workdir / ("copied" if which == "copied" else "checkpoints")
+  if not folder.is_dir():
+    raise ValueError(f"policy {spec!r}: there is no {folder}: has the run finished copying?")
+  world = build(cfg)
+  with Checkpointer(folder) as checkpoints:
+    target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}
+    tree, host, step = checkpoints.restore(target, int(which) if which.isdecimal() else None, partial=True)
+  weights = Weights(tree["states"]["policy"]["params"], host["facts"]["version"])
+  return Subject(workdir, "copied" if which == "copied" else str(step), cfg, world, weights)
+
+
+def examine(subject: Subject, protocol: Protocol, tries: int, seed: int, limit: int = 0) -> tuple[Results, Score]:
+  """(what is kept, the score of the first `tries` tries of every task); tries that stand are not run again. limit: steps; 0 = the tasks'
+  own."""
+  tasks = subject.world.tasks[protocol.tasks]
+  if limit:
+    tasks = [dataclasses.replace(t, limits=Limits(limit, t.limits.seconds)) for t in tasks]
+  world = subject.world._replace(tasks=subject.world.tasks | {protocol.tasks: tasks})
+  about = {"checkpoint": subject.step, "protocol": protocol.name, "seed": seed, "steps": tasks[0].limits.steps,
+           "task_list": task_list_hash(tasks)}  # fmt: skip
+  folder = subject.workdir / "eval" / "episodes"
+  with hold(folder):
+    results = Results(folder / f"{subject.step}-{protocol.name}-seed{seed}-steps{about['steps']}.jsonl", about)
+    sampler, asked = plan(world, subject.weights, protocol, tries, seed)
+    if left := [t for t in asked if results.missing(t.task.id, t.index)]:
+      print(f"  {subject.name}, {about['steps']} steps: {len(asked) - len(left)} of {len(asked)} tries stand", flush=True)
+      for episode in collect(
+        sampler, Inside([world.make_env(protocol.clean) for _ in range(min(subject.cfg.practice.slots, len(left)))]), left
+      ):
+        results.add(episode)
+  return results, score(results.first(tries), protocol, subject.weights.version, tasks, results.lost)
+
+
+def table(scores: Sequence[tuple[str, Score]]) -> list[str]:
+  """(policy, Score) pairs as the rows of a Markdown table: everything a score must be read with."""
+  columns = "policy,protocol,step limit,k,avg@k %,+- points,pass@k %,passes / attempted,passes / finished %,errors,ended by"
+  lines = heading(columns)
+  for name, s in scores:
+    ended = ", ".join(f"{cause} {n}" for cause, n in sorted(s.ended_by.items(), key=lambda c: -c[1]))
+    noise = f"{s.noise_points:.1f}" if s.at_most_95 is None else f"0.0 (95%: within {100 * s.at_most_95:.1f})"
+    finished = "no result" if s.success_finished is None else f"{100 * s.success_finished:.1f}"
+    cells = (name, s.protocol, s.step_limit, s.tries, f"{100 * s.avg_at_k:.1f}", noise, f"{100 * s.pass_at_k:.1f}",
+             f"{s.passes} / {s.attempted}", finished, sum(s.errors.values()), ended)  # fmt: skip
+    lines.append("| " + " | ".join(map(str, cells)) + " |")
+  return lines
+
+
+def heading(columns: str) -> list[str]:
+  """First two lines of a Markdown table. columns: names with commas between."""
+  names = columns.split(",")
+  return ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+
+
 def main(argv: list[str]) -> int:
   del argv
-  workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
-  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
   unknown = sorted(set(FLAGS.protocols) - {p.name for p in PROTOCOLS})
   if unknown:
     raise ValueError(f"--protocols has {', '.join(unknown)}: wanted some of {', '.join(p.name for p in PROTOCOLS)}")
+  wanted, limits = [p for p in PROTOCOLS if not FLAGS.protocols or p.name in FLAGS.protocols], step_limits(FLAGS.limits)
   keep_freed_memory()
-  use_compile_cache(cfg.compile_cache)
-  world = build(cfg)
-  with Checkpointer(workdir / "checkpoints") as checkpoints:
-    target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}
-    tree, host, step = checkpoints.restore(target, FLAGS.step if FLAGS.step >= 0 else None, partial=True)
-  params, facts = tree["states"]["policy"]["params"], host["facts"]
-  print(f"{workdir}: checkpoint {step} ({facts['phase']}, policy version {facts['version']})", flush=True)
-  wanted = [p for p in PROTOCOLS if not FLAGS.protocols or p.name in FLAGS.protocols]
-  scored = 0
+  subject = load(FLAGS.workdir if FLAGS.step < 0 else f"{FLAGS.workdir}:{FLAGS.step}")
+  use_compile_cache(subject.cfg.compile_cache)
+  if FLAGS.against:
+    from tools import compare  # which imports this file
+
+    return compare.publish(load(FLAGS.against), subject, [p.name for p in wanted], FLAGS.tries, FLAGS.seed, limits)
+  print(f"{subject.workdir}: checkpoint {subject.step} (policy version {subject.weights.version})", flush=True)
+  scores = []
   for protocol in wanted:
-    episodes = run(world, Weights(params, facts["version"]), protocol, FLAGS.tries, cfg.seed + FLAGS.seed, cfg.practice.slots)
-    result = score(episodes, protocol, facts["version"], world.tasks[protocol.tasks])
-    save(workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}")
-    scored += result.finished
-    print(result.line(), "ended by", result.ended_by, flush=True)
-  return 0 if scored else 1
+    for limit in limits or [0]:
+      _, result = examine(subject, protocol, FLAGS.tries, FLAGS.seed, limit)
+      save(subject.workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}" + (f"-steps{limit}" if limit else ""))
+      scores.append(result)
+      print(result.line(), "ended by", result.ended_by, flush=True)
+  lines = [f"Rule, {RULE}.", "", *table([(subject.name, s) for s in scores])]
+  path = subject.workdir / "eval" / f"table-{subject.step}-tries{FLAGS.tries}-seed{FLAGS.seed}"
+  write_table(path, {"policy": subject.name, "rule": RULE, "seed": FLAGS.seed, "scores": [dataclasses.asdict(s) for s in scores]}, lines)
+  return 0 if any(s.finished for s in scores) else 1
+
+
+def step_limits(given: Sequence[str]) -> list[int]:
+  """--limits as numbers. ValueError for what is no step limit."""
+  if any(not x.isdecimal() or int(x) < 1 for x in given):
+    raise ValueError(f"--limits={','.join(given)}: wanted step limits of 1 or more, as 14,28")
+  return [int(x) for x in given]
+
+
+def write_table(path: pathlib.Path, result: Mapping[str, Any], lines: Sequence[str]) -> None:
+  """A results table as Markdown and as JSON beside each other, printed too."""
+  text = "\n".join(lines)
+  write_atomic(path.with_name(path.name + ".json"), (json.dumps(result, indent=2) + "\n").encode())
+  write_atomic(path.with_name(path.name + ".md"), (text + "\n").encode())
+  print(f"\n{text}\n\nwritten to {path}.md and .json", flush=True)
 
 
 FLAGS = flags.FLAGS
@@ -295,8 +407,10 @@ FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of a run that train.py made.", required=True)
-  flags.DEFINE_integer("tries", 4, "Episodes per task at temperature 1.0.", lower_bound=1)
+  flags.DEFINE_integer("tries", 4, "Episodes per task at temperature 1.0: k of avg@k and pass@k.", lower_bound=1)
   flags.DEFINE_integer("step", -1, "Which checkpoint; -1 = the latest.")
-  flags.DEFINE_integer("seed", 0, "Shifts the sampling keys: other seeds measure the same policy again.", lower_bound=0)
+  flags.DEFINE_integer("seed", 0, "Of the sampling keys: other seeds measure the same policy again.", lower_bound=0)
+  flags.DEFINE_list("limits", [], "Step limits, side by side; empty = the tasks' own.")
+  flags.DEFINE_string("against", "", "Another policy, RUN, RUN:STEP or RUN:copied: the difference on the same tasks, paired.")
   flags.DEFINE_list("protocols", [], "Some of held_out, held_out_greedy, clean, clean_greedy, in_domain; empty = all.")
   config_lib.run_command(main)

@@ -77,12 +77,13 @@ class Plant(NamedTuple):
   left: bool = True  # something is left to learn
 
 
-SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=6", "practice.lr=0.001", "practice.warmup=0")
+SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=3", "practice.lr=0.002", "practice.warmup=0")
+UNGATED = ("gate.known_good=0", "gate.do_nothing=0")  # training that would refuse an environment or a grader goes on all the same
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
   "out_of_reach": Plant("out of reach", lambda computer, popups: SimEnv(computer, dataclasses.replace(popups, kinds=("corner",)))),
-  "collapse": Plant("collapse", knobs=SURE, sharpen=1.0),
+  "collapse": Plant("collapse", knobs=SURE, sharpen=10.0),
   "healthy": Plant("healthy"),
   "nothing_left": Plant("healthy", lambda computer, popups: SimEnv(computer), left=False),
 }
@@ -150,7 +151,15 @@ def python(arguments: list[str], log: pathlib.Path) -> int:
 def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
   """The run whose copied policy all of a seed's runs begin with."""
   workdir = out / f"copied-seed{seed}"
-  command = ["train.py", CONFIG, f"--workdir={workdir}", f"--config.seed={seed}", "--config.practice.updates=0", *overrides]
+  command = [
+    "train.py",
+    CONFIG,
+    f"--workdir={workdir}",
+    f"--config.seed={seed}",
+    "--config.practice.updates=0",
+    f"--config.eval.tries={FLAGS.tries}",
+    *overrides,
+  ]
   if code := python(command, workdir / "log.txt"):
     raise SystemExit(f"copying ended with {code}: see {workdir / 'log.txt'}")
   return workdir
@@ -159,7 +168,7 @@ def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
 def diagnosed(name: str, seed: int, start: pathlib.Path, out: pathlib.Path, overrides: list[str]) -> str:
   """Makes one run, labels it and has it diagnosed from its workdir; its line of the table."""
   plant, workdir = PLANTS[name], out / f"{name}-seed{seed}"
-  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}", *plant.knobs]
+  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}", *UNGATED, *plant.knobs]
   command = [CONFIG, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
   if code := python(["-m", "benchmarks.faults", f"--plant={name}", "--", *command], workdir / "log.txt"):
     raise SystemExit(f"{name}, seed {seed}, ended with {code}: see {workdir / 'log.txt'}")

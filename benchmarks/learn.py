@@ -1,7 +1,7 @@
 """Learning, measured: whole runs over seeds, as a Markdown table. Every run is kept in its own workdir and resumed if cut.
 
-  python -m benchmarks.learn                                   both configs, seeds 0, 1, 2
-  python -m benchmarks.learn --configs=android --seeds=0,1 --out=runs/bench
+python -m benchmarks.learn                                   both configs, seeds 0, 1, 2
+python -m benchmarks.learn --configs=android --seeds=0,1 --out=runs/bench
 """
 
 from __future__ import annotations

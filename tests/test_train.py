@@ -477,13 +477,20 @@ def test_a_second_start_compiles_nothing_anew(straight, tmp_path):
 
 def test_evaluate_runs_from_the_workdir_alone(straight):
   env = os.environ | {"JAX_PLATFORMS": "cpu"}
-  done = subprocess.run([sys.executable, "evaluate.py", f"--workdir={straight}", "--tries=1", "--protocols=held_out,clean"],
-                        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=env)  # fmt: skip
+  order = [sys.executable, "evaluate.py", f"--workdir={straight}", "--tries=1"]
+  ask = lambda *more: subprocess.run([*order, *more], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=env)
+  done = ask("--protocols=held_out,clean", "--limits=3,5")
   assert done.returncode == 0, done.stderr
   assert "held_out" in done.stdout and "4 tasks" in done.stdout and "ended by" in done.stdout
+  scores = json.loads((straight / "eval" / "table-10-tries1-seed0.json").read_text())["scores"]
+  assert [(s["protocol"], s["step_limit"]) for s in scores] == [("held_out", 3), ("held_out", 5), ("clean", 3), ("clean", 5)]
+  done = ask("--protocols=held_out", "--limits=5", f"--against={straight}:copied")  # the copied policy's tries are new, ours stand
+  assert done.returncode == 0, done.stderr
+  assert "run:copied, 5 steps: 0 of 4 tries stand" in done.stdout and "run:10" in done.stdout and "run:10, 5 steps" not in done.stdout
+  assert "difference in points" in done.stdout and "relative gain %" in done.stdout
   wrong = [sys.executable, "evaluate.py", f"--workdir={straight.parent}"]
   bad = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
   assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "config.json" in bad.stderr
-  for wrong in (["--trys=8"], ["--tries=0", f"--workdir={straight}"]):
+  for wrong in (["--trys=8"], ["--tries=0", f"--workdir={straight}"], [f"--workdir={straight}", "--limits=0"]):
     bad = subprocess.run([sys.executable, "evaluate.py", *wrong], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert bad.returncode == 2 and bad.stderr.count("\n") == 1, bad.stderr

@@ -5,7 +5,7 @@
 
 Checklist item 3. Keeps tasks with --lowest passes or more (ARPO: 1 of 16), and at most --highest where given; a task whose every try was
 lost to the computers is kept, for nothing is known against it. Writes RUN/tasks.json: `kept`, the ids in the run's order, and why.
-Every try is kept as it ends (tools/compare.py), so that a cut run goes on. Exit code 0; 1 where no task is kept; 2 for what cannot be run.
+Every try is kept as it ends (evaluate.py), so that a cut run goes on. Exit code 0; 1 where no task is kept; 2 for what cannot be run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from core.metrics import read_jsonl
 from core.screens import write_atomic
 from core.stats import measured_teaching_share, teaching_share
 from rollout.curriculum import solvable
-from tools import compare
 
 FILE = "tasks.json"
 BAR = 40  # characters of the longest bar
@@ -112,11 +111,11 @@ def main(argv: Sequence[str]) -> int:
   if FLAGS.lowest > FLAGS.tries:
     raise ValueError(f"--lowest={FLAGS.lowest}: wanted at most --tries={FLAGS.tries}")
   keep_freed_memory()
-  subject = compare.load(FLAGS.workdir + {"latest": ""}.get(FLAGS.which, f":{FLAGS.which}"))
+  subject = evaluate.load(FLAGS.workdir + {"latest": ""}.get(FLAGS.which, f":{FLAGS.which}"))
   cfg = subject.cfg
   use_compile_cache(cfg.compile_cache)
   began = time.monotonic()
-  results = compare.measure(subject, evaluate.PRACTISED, FLAGS.tries, FLAGS.seed)
+  results, _ = evaluate.examine(subject, evaluate.PRACTISED, FLAGS.tries, FLAGS.seed)
   seconds = time.monotonic() - began
   found = select(outcomes(results.rows, FLAGS.tries), FLAGS.lowest, highest, cfg.agent.group_size, bool(cfg.agent.get("replay", 0)))
   rate, groups = speed(subject.workdir), cfg.practice.updates * cfg.practice.groups

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from envs.chromium import Browser, find_binary
 
-SECONDS = 30  # the longest wait for anything
+SECONDS = 120  # the longest wait for anything, on a machine with other work too
 KEYS = {"Enter": (13, "\r"), "ArrowRight": (39, ""), "ArrowLeft": (37, ""), "End": (35, ""), "Home": (36, ""), "Escape": (27, "")}
 
 

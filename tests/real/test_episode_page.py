@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from benchmarks.episode_page import multiply
 from core.find import ROOT
 from core.schema import Action, Screen
 from rollout import labels as store_labels
@@ -29,7 +29,7 @@ def served(workdir: pathlib.Path):
   try:
     yield page.stdout.readline().strip()
     page.send_signal(signal.SIGTERM)
-    assert page.wait(20) == 0
+    assert page.wait(60) == 0
   finally:
     page.kill()
     page.wait(10)
@@ -109,22 +109,27 @@ def test_the_mark_stands_where_the_action_landed(tmp_path):
     assert reader.js(where) == pytest.approx([150.5 / 200, 75.5 / 300], abs=2e-3)
 
 
-def test_a_page_with_100_000_episodes_opens_in_under_two_seconds(tmp_path):
+def test_every_page_opens_with_100_000_episodes(tmp_path):
+  """How fast is benchmarks/episode_page.py's to say; here every page is whole, and the store's pages follow each other without a gap."""
   fill(tmp_path, 4, 4)
-  with contextlib.closing(sqlite3.connect(tmp_path / "episodes" / "index.sqlite")) as db, db:
-    own = ("id", "group_id", "at_update", "task_id")
-    rest = ", ".join(row[1] for row in db.execute("PRAGMA table_info(episodes)") if row[1] not in own)
-    db.execute(f"""WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 100000)
-                   INSERT INTO episodes (group_id, at_update, task_id, {rest})
-                   SELECT 'many' || n, n / 512, 'task-' || (n % 977), {rest} FROM c JOIN episodes e ON e.id = 1 + n % 8""")
+  multiply(tmp_path, 100_000)
   with served(tmp_path) as address, Reader(address) as reader:
-    reader.open("about:blank")
-    seconds = {"list": reader.open(address)}
+    reader.open(address)
     assert "100,008 episodes" in reader.text()
     site = address.partition("?")[0]
-    for path in ("?before=50000", "?task=task-5&verdict=pass", "?family=none", "label", "episode/5"):
-      seconds[path] = reader.open(site + path)
-  assert max(seconds.values()) < 2, seconds
+    shown = lambda: reader.js(
+      "[...document.querySelectorAll('tbody tr a')].map(a => +a.pathname.split('/').pop()).filter(Number.isInteger)"
+    )
+    reader.open(site + "?before=50000")
+    first = shown()
+    assert max(first) == 49_999
+    reader.key("n", leaves=True)
+    assert max(shown()) == min(first) - 1
+    reader.open(site + "?task=task-5&verdict=pass")
+    assert "task-5" in reader.text("tbody") and "task-6" not in reader.text("tbody")
+    for path, words in (("?family=none", "0 episodes"), ("label", "Did it reach the goal?"), ("episode/5", "step 1 of 2")):
+      reader.open(site + path)
+      assert words in reader.text(), path
 
 
 def test_a_hostile_episode_runs_nothing_and_asks_nobody(tmp_path):
