@@ -223,7 +223,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
-  run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note)
+  run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
   with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, closing(sampler), run.source:
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]

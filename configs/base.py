@@ -33,6 +33,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
         "workers": False,  # environments in processes of their own (docs/pool.md, pool.*) instead of in this one
         "rounds": 2,  # at most so many rounds of sampling to find them
         "max_age": 2,  # episodes older than this many versions are dropped when they would be trained on
+        "ahead": 0.0,  # async: updates' worth of groups under way while the learner learns; 0 = max_age. Less is fresher, and may idle
         "temperature": 1.0,  # of sampling and scoring alike while practising; evaluation stays at 1.0
         "lr": 5e-4,
         "warmup": 5,  # optimiser steps
@@ -133,6 +134,7 @@ def check(cfg) -> None:
     "practice.mode": (p.mode, p.mode in ("auto", "sync", "async"), "auto, sync or async"),
     "practice.rounds": (p.rounds, p.rounds >= 1, "1 or more rounds of sampling"),
     "practice.max_age": (p.max_age, p.max_age >= 0, "0 or more versions"),
+    "practice.ahead": (p.ahead, 0 <= p.ahead <= p.max_age, f"0 (as far as practice.max_age) to practice.max_age ({p.max_age})"),
     "practice.temperature": (p.temperature, 0.1 <= p.temperature <= 2, "0.1 to 2, best 1.0: a greedy sampler has no chances to compare"),
     "practice.lr": (p.lr, 0 < p.lr < 1, "a number between 0 and 1"),
     "practice.leash": (p.leash, 0 <= p.leash < 1e6, "0 (off) or more"),

@@ -20,14 +20,16 @@ from rollout.turn import Try
 MODES = ("sync", "async")
 
 
-def make(mode: str, sampler: Sampler, computers: Any, session: Session, ledger: Ledger, note: Callable[[str, float], None]):
+def make(
+  mode: str, sampler: Sampler, computers: Any, session: Session, ledger: Ledger, note: Callable[[str, float], None], ahead: float = 0.0
+):  # fmt: skip
   """A context manager with `gather` and `run`. "sync": reproducible bit for bit where the computers are in this process. "async":
-  episodes go on while the learner learns; which of them an update gets depends on the clock."""
+  episodes go on while the learner learns, at most `ahead` updates' worth (Stream); which of them an update gets depends on the clock."""
   if mode not in MODES:
     raise ValueError(f"practice.mode is {mode!r}, wanted one of {', '.join(MODES)}")
   if mode == "sync":
     return Rounds(sampler, computers, session, ledger)
-  stream = Stream(sampler, computers, GroupQueue(ledger), lambda serial, k: session.key(1 << 20, serial, k), clock=note)
+  stream = Stream(sampler, computers, GroupQueue(ledger), lambda serial, k: session.key(1 << 20, serial, k), ahead=ahead, clock=note)
   session.attach("stream", stream)
   return stream
 

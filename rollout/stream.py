@@ -45,15 +45,16 @@ class Stream:
   """`with Stream(...) as stream:` then `stream.gather(...)` at every update.
 
   computers: of which only this object may ask anything until `close`. key(serial, try) -> uint32 [2]: a sampling key of its own for
-  every try. silence: seconds without any answer after which waiting learners are told that something hangs. threaded: False lets the
-  learner's own thread drive while it waits, for simulated fleets. knobs: of the Scheduler.
+  every try. silence: seconds without any answer after which waiting learners are told that something hangs. ahead: for how many
+  further updates groups may be under way while the learner learns; 0 = for max_age, as many as can still be young enough.
+  threaded: False lets the learner's own thread drive while it waits, for simulated fleets. knobs: of the Scheduler.
   """
 
   def __init__(
     self, sampler: Sampler, computers: Any, groups: GroupQueue, key: Callable[..., np.ndarray], *, patience: float = 0.005,
-    silence: float = 3600.0, threaded: bool = True, **knobs: Any,
+    silence: float = 3600.0, ahead: float = 0.0, threaded: bool = True, **knobs: Any,
   ):  # fmt: skip
-    self.groups, self.key, self.silence, self.threaded = groups, key, silence, threaded
+    self.groups, self.key, self.silence, self.ahead, self.threaded = groups, key, silence, ahead, threaded
     self.sampler, self.scheduler = sampler, Scheduler(computers, patience=patience, **knobs)
     self.changed = threading.Condition()
     self.serial = 0  # groups ever opened
@@ -107,15 +108,16 @@ class Stream:
   ) -> Gathered:  # fmt: skip
     """Complete groups until `groups` of them teach, at most rounds x groups of them. Age is checked here, as they are taken.
 
-    While the learner trains, groups worth max_age further updates are under way; with max_age 0 none is: the next update's
-    tries all start under the next weights.
+    While the learner trains, groups worth `ahead` further updates are under way, never more than max_age; with max_age 0 none is:
+    the next update's tries all start under the next weights.
     """
     del update  # keys go by the groups' own numbers: an update has no tries of its own here
     out, ledger, most = Gathered(version=version), self.groups.ledger, rounds * groups
+    further = round(min(self.ahead or max_age, max_age) * groups)
     while len(out.kept) < groups and len(out.groups) < most:
       wanted = groups - len(out.kept)
       room = min(wanted, most - len(out.groups))
-      self.top_up(room if max_age == 0 else wanted + max_age * groups, next_task, tries, group_size)
+      self.top_up(room if max_age == 0 else wanted + further, next_task, tries, group_size)
       fresh, old = self._take(version, max_age, room, clock)
       kept, dropped, swapped = select(fresh, replay, rng)
       for episode in (e for group in fresh for e in group.episodes):

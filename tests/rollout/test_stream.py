@@ -83,10 +83,11 @@ def test_groups_come_as_they_are_complete_and_every_try_is_accounted_for(stream_
 
 
 def test_what_is_under_way_is_bounded_by_the_age_that_is_allowed(stream_of, task):
-  """The back-pressure: groups of 2 tries, 2 an update. With max_age 3 at most 2 (wanted) + 3 x 2 groups are open or complete."""
-  for max_age, most in ((0, 2), (1, 4), (3, 8)):
+  """The back-pressure: groups of 2 tries, 2 an update. With max_age 3 at most 2 (wanted) + 3 x 2 groups are open or complete;
+  held back to one update ahead 2 + 2, to half of one 2 + 1; further ahead than max_age is never."""
+  for max_age, ahead, most in ((0, 0, 2), (1, 0, 4), (3, 0, 8), (3, 1, 4), (3, 0.5, 3), (0, 2, 2)):
     tasks = Tasks(task)
-    with stream_of() as stream:
+    with stream_of(ahead=ahead) as stream:
       gather(stream, tasks, max_age=max_age)
       time.sleep(0.1)  # whatever is open ends; nothing new starts by itself
       assert len(tasks.made) <= most and (max_age or len(stream.groups) == 0)
