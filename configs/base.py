@@ -114,6 +114,11 @@ def real(cfg) -> bool:
     raise ValueError(
       f"env.judge.seconds is {cfg.env.judge.seconds:g}, wanted less than pool.deadlines.evaluate ({cfg.pool.deadlines.evaluate:g})"
     )
+  if "load_seconds" in cfg.env and (slowest := cfg.env.settle_most + cfg.env.call_seconds) >= cfg.pool.deadlines.settle:
+    raise ValueError(
+      f"pool.deadlines.settle is {cfg.pool.deadlines.settle:g}, wanted more than env.settle_most + env.call_seconds ({slowest:g}): the "
+      "browser's own deadline for a last screenshot comes first"
+    )
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
   if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
     raise ValueError(f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own")

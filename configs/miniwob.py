@@ -24,6 +24,9 @@ def get_config(arg=""):
   cfg.policy.tiny.update({"patch": 10, "max_goal": 24})
   cfg.copy.update({"demonstrations": 240, "updates": 300})
   cfg.practice.update({"workers": True, "slots": 4, "updates": 30, "groups": 8, "lr": 1e-3})
+  cfg.pool.deadlines.settle = 20.0
+  if "minibatch" in cfg.agent:
+    cfg.agent.minibatch = 64  # an update has a hundred steps or two
   if mode.smoke:
     base.smoke(cfg)
     cfg.copy.update({"demonstrations": 60, "updates": 100})

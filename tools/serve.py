@@ -155,10 +155,10 @@ def prompt_of(policy: Policy, tokens: list[int], images: list[str]) -> Prompt:
   none = np.zeros(n + 1)
   record = TokenRecord(padded, none.astype(bool), none.astype(np.float32), none.astype(np.int32), none.astype(np.int32), place, place * 0)
   positions = policy.positions(record)
-  return Prompt(ids, positions[:, :n], place, np.stack([policy.image(_pixels(url)) for url in images]), int(positions[0, n]))
+  return Prompt(ids, positions[:, :n], place, np.stack([policy.image(pixels(url)) for url in images]), int(positions[0, n]))
 
 
-def _pixels(url: Any) -> np.ndarray:
+def pixels(url: Any) -> np.ndarray:
   """uint8 [H, W, 3] of a PNG data URL. Nothing is ever fetched."""
   if not isinstance(url, str) or not url.startswith(PREFIX):
     raise Refused(f"an image is no data URL that begins with {PREFIX}")

@@ -125,6 +125,14 @@ def test_a_browser_is_not_an_image():
   assert "miniwob/browser, real, 4 worker processes" in base.banner(cfg, "runs/x")
 
 
+def test_a_browsers_own_deadlines_come_before_the_pools():
+  cfg = get("miniwob")
+  assert cfg.env.settle_most + cfg.env.call_seconds < cfg.pool.deadlines.settle
+  cfg.pool.deadlines.settle = 14.0
+  with pytest.raises(ValueError, match=r"pool.deadlines.settle is 14, wanted more than env.settle_most [+] env.call_seconds \(14\)"):
+    base.check(cfg)
+
+
 def test_a_verdict_must_come_before_the_pool_gives_up():
   cfg = get("webarena", "real")
   cfg.env.judge.update({"kind": "endpoint", "base_url": "http://127.0.0.1:8000/v1", "model": "m"})
