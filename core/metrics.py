@@ -397,7 +397,8 @@ class Alarms:
 
   def check(self, update: int, scalars: Mapping[str, Any]) -> dict[str, int]:
     """Tags for the row of this update. What a row lacks, or has as NaN or null, rings no alarm."""
-    heard = self._entropy(_finite(scalars.get("policy/entropy")))
+    # of what was sampled: an update's many steps may take the policy far, and a run all of whose groups are equal trains on nothing
+    heard = self._entropy(_finite(scalars.get("policy/entropy_sampled", scalars.get("policy/entropy"))))
     passed, failed = _finite(scalars.get("groups/all_pass")), _finite(scalars.get("groups/all_fail"))
     equal = None if passed is None or failed is None else passed + failed
     heard["all_equal"] = self._above("all_equal", self._mean("all_equal", equal), "of the groups teach nothing: all equal")

@@ -51,6 +51,7 @@ def episode_curves(episodes: list[Episode], version: int) -> dict[str, float]:
     "episodes/unreadable": float(np.mean([e.end_cause == "unreadable" for e in scored])),
     "episodes/age_mean": float(np.mean(ages)),
     "episodes/age_max": float(np.max(ages)),
+    "policy/entropy_sampled": sum(s.notes["entropy"] for s in steps) / max(sum(s.agent_tokens for s in steps), 1),
   }
   opinions = [(e.success, e.notes["judge"] >= 1.0) for e in scored if "judge" in e.notes]  # of a judge beside the checker
   if opinions:

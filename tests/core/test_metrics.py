@@ -357,6 +357,13 @@ def test_entropy_is_heard_in_the_first_updates_too():
   assert tags[1]["diagnosis/entropy_low"] == 1
 
 
+def test_what_was_sampled_is_heard_before_what_was_trained_on():
+  """A policy that falls within its first update: its many steps' mean is low from the start, what it sampled is not; later all groups
+  are equal and nothing is trained on, so that one of the curves ends."""
+  tags, lines = rung([{"policy/entropy_sampled": 1.0, "policy/entropy": 0.1}, {"policy/entropy_sampled": 0.15}])
+  assert [t["diagnosis/entropy_low"] for t in tags] == [0, 1] and "entropy 0.15 is under 0.2 of its start 1" in lines[0]
+
+
 def test_a_halved_entropy_is_no_collapse():
   tags, lines = rung([{"policy/entropy": e} for e in [1.1] * 6 + [0.5] * 3])
   assert not lines and not any(sum(t.values()) for t in tags)

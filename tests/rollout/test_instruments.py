@@ -72,6 +72,7 @@ def test_entropy_of_popup_screens_stands_apart(episode):
   """Per token: 0.5 nats over 2 tokens on plain screens; 0.5 over 4 where a pop-up is shown. The mean would hide a collapse."""
   got = instruments.episode_curves([episode(1), episode(0, popup="notify/top", written=4)], 0)
   assert (got["policy/entropy_plain"], got["policy/entropy_popup"]) == (0.25, 0.125)
+  assert got["policy/entropy_sampled"] == pytest.approx(2.0 / 12)  # 4 steps of 0.5 nats over 2 + 2 + 4 + 4 tokens
   assert "policy/entropy_popup" not in instruments.episode_curves([episode(1)], 0)
 
 
