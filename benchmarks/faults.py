@@ -77,7 +77,7 @@ class Plant(NamedTuple):
   left: bool = True  # something is left to learn
 
 
-SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=3", "practice.lr=0.002", "practice.warmup=0")
+SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=3", "practice.warmup=0", "practice.leash=2.0")
 UNGATED = ("gate.known_good=0", "gate.do_nothing=0")  # training that would refuse an environment or a grader goes on all the same
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
