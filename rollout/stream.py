@@ -67,9 +67,12 @@ class Stream:
     self._thread = threading.Thread(target=self._guarded, name="stream", daemon=True)
 
   def __enter__(self) -> Stream:
-    if self.threaded:
-      self._thread.start()
     return self
+
+  def _begin(self) -> None:
+    """Starts the thread, once. Not before the learner first asks: what a save left open would be tried without weights."""
+    if self.threaded and self._thread.ident is None:
+      self._thread.start()
 
   def __exit__(self, *exc) -> None:
     self.close()
@@ -88,6 +91,7 @@ class Stream:
 
   def top_up(self, ahead: int, next_task: Callable[[], Task], tries: Callable[[str, int], int], group_size: int) -> None:
     """Opens groups until `ahead` are open or complete: the back-pressure. What is open is never thrown away for it."""
+    self._begin()
     with self.changed:
       while len(self.plans) < ahead:
         task, name = next_task(), f"s{self.serial}"
@@ -135,6 +139,7 @@ class Stream:
   def run(self, sampler: Sampler, tries: Iterable[Try], clock: Callable) -> list[Episode]:
     """Episodes of other tries, written by another sampler: they take the computers that become free before practice does, while what
     is under way goes on."""
+    self._begin()
     plan = list(tries)
     waiting = collections.deque(plan)
     lane = Lane(sampler, lambda: waiting.popleft() if waiting else None)
