@@ -48,6 +48,7 @@ def stream_of(scripted_env, policy, sampler):
       envs[i].step = lambda text, step=step, seconds=seconds: (release.wait(seconds), step(text))[1]
     key = lambda serial, k: np.array([serial, k], np.uint32)
     stream = Stream(sampler, Inside(envs, threads=True), GroupQueue(Ledger()), key, patience=0.001, **knobs)
+    stream.wake = release.set
     opened.append(stream)
     return stream
 
@@ -234,7 +235,7 @@ def test_a_group_that_lost_tries_to_age_gets_fresh_ones_once(stream_of, task, sa
   """Two computers, a group of 2: one try is done under version 0, the slow one ends under version 3. Taken at version 3 with max_age 1
   the first is too old: it is dropped and tried again, and the group comes whole. Books: 2 + 1 started, 1 dropped, 2 trained."""
   tasks = Tasks(task)
-  with stream_of(slots=2, slow={0: 0.3}) as stream:
+  with stream_of(slots=2, slow={0: 30.0}) as stream:
     stream.top_up(1, tasks, lambda task_id, default: default, 2)
     first = next(iter(stream.plans))
     while not stream.groups.so_far(first):
@@ -242,6 +243,7 @@ def test_a_group_that_lost_tries_to_age_gets_fresh_ones_once(stream_of, task, sa
     slow = next(turn for turn, _ in list(stream.scheduler.turns.values()))
     slow.written = (slow.written[0], slow.written[1]._replace(version=3), *slow.written[2:])  # written under version 3
     sampler.version = 3
+    stream.wake()
     while not stream.groups.complete:
       time.sleep(0.005)
     taken = [gather(stream, tasks, groups=1, version=3, max_age=1)]
