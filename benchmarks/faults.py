@@ -1,18 +1,20 @@
 """Faults planted on purpose, by real training on the embedded phone; tools/diagnose must name each from its workdir alone.
 
   python -m benchmarks.faults                                    six runs a seed, seeds 0, 1, 2, as a table
-  python -m benchmarks.faults --seeds=0 --copied=runs/android --updates=6 --tries=1        small: from a run that has copied
+  python -m benchmarks.faults --seeds=0 --copied=runs/android    from a run that has copied
 
   environment      every reset leaves the last episode's mess over the screen, and no action reaches what is beneath
   grader           44% of the graded episodes get the wrong verdict
   out of reach     only pop-ups whose way out copying never finds: a pass chance of about 1%, as configs/android.py:out_of_reach
-  collapse         the loss has the entropy in it with the wrong sign, equal groups included: tries become one before they are good
+  collapse         the loss has the entropy in it with the wrong sign, equal groups included, on a few tasks practised again and again:
+                   tries become one before they are good
   healthy          nothing planted
   nothing left     no pop-up ever comes: what copying has learnt passes everything
 
 All begin with one copied policy a seed (--copied, or copied here). A plant stands only in the process that runs it: the run's config.json
 names the healthy environment, so that nothing in the workdir gives it away. Each run is examined (tools/check_env.py) and practised by
-train.py; then 100 of its episodes are labelled by someone who is never wrong: their texts are played again before a sound grader.
+train.py, its gate off and without a final evaluation; then 100 of its episodes are labelled by someone who is never wrong: their texts are
+played again before a sound grader.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ from absl import app, flags
 
 import agents.grpo
 import envs.sim
+import evaluate
+from core.config import read_config
 from core.schema import SUCCESS
+from core.screens import write_atomic
 from core.segments import Total
+from core.stop import EXIT_STOPPED, Stop
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
-from rollout import labels
+from rollout import gate, labels
 from rollout.store import EpisodeStore
 from tools import check_env
 
@@ -75,15 +81,16 @@ class Plant(NamedTuple):
   knobs: tuple[str, ...] = ()
   sharpen: float = 0.0
   left: bool = True  # something is left to learn
+  tasks: int = 0  # practised ones; 0 = all
 
 
-SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=3", "practice.warmup=0", "practice.leash=2.0")
+SURE = ("agent.replay=0", "agent.dynamic_sampling=False", "agent.epochs=3", "practice.warmup=0", "practice.leash=20.0")
 UNGATED = ("gate.known_good=0", "gate.do_nothing=0")  # training that would refuse an environment or a grader goes on all the same
 PLANTS = {
   "environment": Plant("environment", BrokenReset),
   "grader": Plant("grader", WrongGrader, SimEnv),
   "out_of_reach": Plant("out of reach", lambda computer, popups: SimEnv(computer, dataclasses.replace(popups, kinds=("corner",)))),
-  "collapse": Plant("collapse", knobs=SURE, sharpen=10.0),
+  "collapse": Plant("collapse", knobs=SURE, sharpen=100.0, tasks=8),
   "healthy": Plant("healthy"),
   "nothing_left": Plant("healthy", lambda computer, popups: SimEnv(computer), left=False),
 }
@@ -114,6 +121,7 @@ def run_planted(plant: Plant, argv: list[str]) -> int:
   workdir = [a for a in argv if a.startswith("--workdir=")]
   config = [a for a in argv if a.startswith("--config")]
   check_env.main(["check_env.py", *config, *workdir, "--tasks=16"])
+  evaluate.measure = no_evaluation
   sys.argv = ["train.py", *argv]
   try:
     runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
@@ -122,9 +130,14 @@ def run_planted(plant: Plant, argv: list[str]) -> int:
   return 0
 
 
+def no_evaluation(*given) -> None:
+  """In place of the final evaluation, which the diagnosis does not need: the run stops as a signal would stop it there."""
+  raise Stop
+
+
 def label(plant: Plant, workdir: pathlib.Path, count: int, seed: int) -> None:
   """Labels `count` graded episodes, drawn at random: their texts are played again, to the same last screen, before a sound grader."""
-  cfg = ml_collections.ConfigDict(json.loads((workdir / "config.json").read_text())["config"])
+  cfg = ml_collections.ConfigDict(read_config(workdir))
   tasks = {t.id: t for t in envs.sim.task_lists(cfg.env.computer, cfg.env)["practice"]}
   env = (plant.truth or plant.make)(cfg.env.computer, envs.sim.popup_rule(cfg.env, 1.0))
   with contextlib.closing(EpisodeStore(workdir / "episodes")) as store:
@@ -157,7 +170,7 @@ def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
     f"--workdir={workdir}",
     f"--config.seed={seed}",
     "--config.practice.updates=0",
-    f"--config.eval.tries={FLAGS.tries}",
+    "--config.eval.tries=1",
     *overrides,
   ]
   if code := python(command, workdir / "log.txt"):
@@ -165,12 +178,22 @@ def copied(seed: int, out: pathlib.Path, overrides: list[str]) -> pathlib.Path:
   return workdir
 
 
+def few(start: pathlib.Path, out: pathlib.Path, count: int) -> pathlib.Path:
+  """A selection (curriculum.tasks) of `count` practised tasks, evenly from the list of the run that copied."""
+  env = ml_collections.ConfigDict(read_config(start)).env
+  kept = [t.id for t in gate.spread(envs.sim.task_lists(env.computer, env)["practice"], count)]
+  path = out / f"tasks-{count}.json"
+  write_atomic(path, json.dumps({"kept": kept}).encode())
+  return path
+
+
 def diagnosed(name: str, seed: int, start: pathlib.Path, out: pathlib.Path, overrides: list[str]) -> str:
   """Makes one run, labels it and has it diagnosed from its workdir; its line of the table."""
   plant, workdir = PLANTS[name], out / f"{name}-seed{seed}"
-  knobs = [f"practice.updates={FLAGS.updates}", f"eval.tries={FLAGS.tries}", "eval.every=0", f"copy.start={start}", *UNGATED, *plant.knobs]
+  knobs = [f"practice.updates={FLAGS.updates}", f"practice.groups={FLAGS.groups}", "eval.every=0", f"copy.start={start}", *UNGATED]
+  knobs += [*plant.knobs, *([f"curriculum.tasks={few(start, out, plant.tasks)}"] if plant.tasks else [])]
   command = [CONFIG, f"--workdir={workdir}", f"--config.seed={seed}", *(f"--config.{k}" for k in knobs), *overrides]
-  if code := python(["-m", "benchmarks.faults", f"--plant={name}", "--", *command], workdir / "log.txt"):
+  if (code := python(["-m", "benchmarks.faults", f"--plant={name}", "--", *command], workdir / "log.txt")) != EXIT_STOPPED:
     raise SystemExit(f"{name}, seed {seed}, ended with {code}: see {workdir / 'log.txt'}")
   label(plant, workdir, FLAGS.labels, seed)
   command = [sys.executable, "-m", "tools.diagnose", f"--workdir={workdir}", "--json"]
@@ -209,8 +232,8 @@ if __name__ == "__main__":
   flags.DEFINE_list("plants", [], f"Some of {', '.join(PLANTS)}; empty = all.")
   flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
   flags.DEFINE_string("copied", "", "Folder of a run of configs/android.py that has copied; empty = copy first, once a seed.")
-  flags.DEFINE_integer("updates", 25, "Updates of practice.", lower_bound=1)
-  flags.DEFINE_integer("tries", 4, "Episodes a held-out task in the final evaluation.", lower_bound=1)
+  flags.DEFINE_integer("updates", 6, "Updates of practice.", lower_bound=1)
+  flags.DEFINE_integer("groups", 8, "Groups an update.", lower_bound=1)
   flags.DEFINE_integer("labels", 100, "Episodes labelled a run.", lower_bound=1)
   flags.DEFINE_string("out", "runs/faults", "Where the runs go.")
   flags.DEFINE_enum("plant", "", ["", *PLANTS], "Be one planted run: what follows is for train.py.")

@@ -380,7 +380,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 class Alarms:
   """Looks at every row and gives a diagnosis/* tag (1 = ringing) per alarm; the log gets one line when one begins to ring.
 
-  The entropy at the start is the median of the first `window` updates; `state`/`load` carry it through a checkpoint.
+  The entropy at the start is the median of the first `window` updates that do not ring low; `state`/`load` carry it through a checkpoint.
   """
 
   NAMES = ("entropy_low", "entropy_high", "all_equal", "mismatch", "age", "infra_error")
@@ -431,9 +431,10 @@ class Alarms:
     heard = {"entropy_low": "", "entropy_high": ""}
     if now is None:
       return heard
-    if len(self._first) < self.cfg["window"]:
+    low, high = self.cfg["entropy_low"], self.cfg["entropy_high"]
+    if len(self._first) < self.cfg["window"] and not (self._first and now < low * self._first[0]):  # a fall is no start
       self._first.append(now)
-    start, low, high = statistics.median(self._first), self.cfg["entropy_low"], self.cfg["entropy_high"]
+    start = statistics.median(self._first)
     # The first entropies are compared with the very first, so that a policy gone in two updates is heard as well.
     start = self._first[0] if len(self._first) < self.cfg["window"] else start
     if low and now < low * start:

@@ -364,6 +364,11 @@ def test_what_was_sampled_is_heard_before_what_was_trained_on():
   assert [t["diagnosis/entropy_low"] for t in tags] == [0, 1] and "entropy 0.15 is under 0.2 of its start 1" in lines[0]
 
 
+def test_a_fall_in_the_first_updates_does_not_become_the_start():
+  tags, _ = rung([{"policy/entropy": e} for e in [1.0] + [0.1] * 9])
+  assert [t["diagnosis/entropy_low"] for t in tags] == [0] + [1] * 9
+
+
 def test_a_halved_entropy_is_no_collapse():
   tags, lines = rung([{"policy/entropy": e} for e in [1.1] * 6 + [0.5] * 3])
   assert not lines and not any(sum(t.values()) for t in tags)
