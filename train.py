@@ -74,8 +74,8 @@ def make_update(score, loss, optimiser, leash: float = 0.0):
   """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
 
   batches: micro-batches, whose sums and counts are added before the one division. leash: weight of a copying term on `demo`, a
-  batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is not finite is refused
-  whole: parameters and optimiser stay as they were, and it is counted.
+  batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is not finite, or whose mask left
+  nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted ("skipped", "empty").
   """
 
   def summed(params, frozen, batch):
@@ -88,7 +88,8 @@ def make_update(score, loss, optimiser, leash: float = 0.0):
   @partial(jax.jit, donate_argnums=0)
   def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
     parts = [jax.value_and_grad(summed, has_aux=True)(state.params, frozen, batch) for batch in batches]
-    count = jnp.maximum(sum(count for (_, (count, _)), _ in parts), 1e-9)
+    counted = sum(count for (_, (count, _)), _ in parts)
+    count = jnp.maximum(counted, 1e-9)
     value = sum(total for (total, _), _ in parts) / count
     grads = jax.tree.map(lambda *g: sum(g) / count, *(g for _, g in parts))
     metrics = {name: sum((m[name] for (_, (_, m)), _ in parts[1:]), start=parts[0][0][1][1][name]) for name in parts[0][0][1][1]}
@@ -100,9 +101,9 @@ def make_update(score, loss, optimiser, leash: float = 0.0):
     grads = jax.tree.map(lambda g: jnp.where(good, g, 0.0), grads)
     step, opt_state = optimiser.update(grads, state.opt_state, state.params)
     new = TrainState(optax.apply_updates(state.params, step), opt_state, state.updates + 1, jnp.zeros_like(state.skipped))
-    old = dataclasses.replace(state, skipped=state.skipped + 1)
-    state = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-    return state, metrics | {"loss": value, "grad_norm": norm, "skipped": state.skipped}
+    old, empty = dataclasses.replace(state, skipped=jnp.where(good, state.skipped, state.skipped + 1)), counted == 0
+    state = jax.tree.map(lambda a, b: jnp.where(good & ~empty, a, b), new, old)
+    return state, metrics | {"loss": value, "grad_norm": norm, "skipped": state.skipped, "empty": empty}
 
   return update
 
@@ -257,7 +258,9 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       curves |= run.source.curves() | run.timers.shares() | {"rate/compiles": float(run.compiles.take())}
       curves["policy/lr"] = float(schedule(int(states["policy"].updates)))
       if not facts["ready"]:
-        facts["ready"] = all(p.until(curves | {"critic/updates": facts["done"]}) for p in run.agent.phases if p.until)
+        told = curves | {"critic/updates": facts["done"], "critic/loss_before": facts.get("critic_loss")}
+        facts["ready"] = all(p.until(told) for p in run.agent.phases if p.until)
+        facts["critic_loss"] = curves.get("critic/loss")
       progress.line(facts["done"], **instruments.progress_values(curves))
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
         instruments.show_groups(metrics, (got.kept or got.groups)[: cfg.log.groups], facts["done"] - 1)

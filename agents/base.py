@@ -27,7 +27,8 @@ class Phase(NamedTuple):
   (or steps, for a critic of steps) per optimiser step. data: "batch" = this update's groups, credited group by group;
   "store" = this update's episodes and the stored ones, credited as one group. drawn: the store is not passed over, each epoch
   is one minibatch of records drawn from it with replacement. pairs: episodes enter in pairs (a pass, a fail of its group).
-  until(curves) -> bool: the phase runs alone, the others waiting, until this says that it is ready; None = no waiting.
+  until(curves) -> bool: the phase runs alone, the others waiting, until this says that it is ready; None = no waiting. curves are
+  the update's, with "critic/updates" made so far and "critic/loss_before", the update before's loss (None: there was none).
   """
 
   params_key: str

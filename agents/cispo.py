@@ -20,6 +20,4 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 def make(cfg: ml_collections.ConfigDict) -> Agent:
-  if cfg.clip_high < 1:
-    raise ValueError(f"agent.clip_high is {cfg.clip_high}: cispo takes the cap on the weight itself, wanted 1 or more (5.0)")
   return grpo.make(cfg)

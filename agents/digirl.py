@@ -49,6 +49,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "lam": (0 <= cfg.lam <= 1, "a number from 0 to 1"),
     "top": (0 < cfg.top <= 1, "a share above 0, at most 1"),
     "filter_h": (cfg.filter_h in ("limit", "length"), "limit or length"),
+    "step_cost": (0 <= cfg.step_cost < 1, "a chance from 0, below 1"),
     "probability": (len(cfg.probability) == 2 and 0 < cfg.probability[0] < cfg.probability[1] <= 1, "two probabilities, rising"),
   } | {k: (cfg[k] >= 1, "1 or more") for k in ("group_size", "store", "critic_epochs", "critic_minibatch", "epochs", "minibatch")}
   require("agent", cfg, wanted)

@@ -68,7 +68,7 @@ def check(cfg) -> None:
     "surrogate_beta": (cfg.surrogate_beta > 0, "a number above 0"),
     "old_logp": (cfg.old_logp in OLD, "one of " + ", ".join(OLD)),
     "correction": (cfg.correction in CORRECTIONS, "one of " + ", ".join(CORRECTIONS)),
-    "correction_cap": (cfg.correction_cap > 0 if cfg.correction == "k3" else cfg.correction_cap >= 1, "1 or more (k3: above 0)"),
+    "correction_cap": (0 < cfg.correction_cap < 1 if cfg.correction == "k3" else cfg.correction_cap >= 1, "1 or more (k3: about 0.005)"),
     "opsm": (cfg.opsm >= 0, "0 (off) or a log-ratio above 0"),
     "correction_low": (0 <= cfg.correction_low < 1, "a number from 0, below 1"),
     "kl_beta": (cfg.kl_beta >= 0, "0 (off) or more: below 0 it would pay for drifting away"),
@@ -85,23 +85,41 @@ def check(cfg) -> None:
 def _check_together(cfg) -> None:
   """Parts that do not belong together."""
   unit = cfg.ratio != "token"
-  if cfg.surrogate == "clip" and unit and max(cfg.clip_low, cfg.clip_high) > 0.01:
-    got = f"{cfg.clip_low}, {cfg.clip_high}"
-    raise ValueError(f"agent.clip_low, clip_high are {got}: {cfg.name} clips {cfg.ratio} ratios, wanted 3e-4, 4e-4")
-  if cfg.surrogate == "clip" and not unit and cfg.clip_low < 0.01:
-    raise ValueError(f"agent.clip_low is {cfg.clip_low}, a band for episode ratios: {cfg.name} clips tokens, wanted about 0.2")
   if unit and cfg.surrogate not in ("clip", "gmpo"):
     raise ValueError(f"agent.surrogate {cfg.surrogate} works on token ratios, not on {cfg.ratio} ratios: set agent.ratio=token")
   if cfg.surrogate == "gmpo" and not unit:
     raise ValueError("agent.surrogate gmpo takes one geometric mean a unit: set agent.ratio=episode or step")
   if cfg.token_form and not unit:
     raise ValueError("agent.token_form is a form of step and episode ratios: set agent.ratio=episode or step")
+  _check_band(cfg, unit)
   if unit and cfg.average != "episode":
     raise ValueError(f"agent.average is {cfg.average}: with {cfg.ratio} ratios wanted episode, token sums would weigh units by length")
   if cfg.correction != "none" and cfg.old_logp == "sampler":
     raise ValueError(f"agent.correction {cfg.correction} with old_logp=sampler counts the same drift twice: set agent.old_logp=recompute")
   if (cfg.correction != "none" or cfg.opsm) and unit and not cfg.token_form:
     raise ValueError(f"agent.correction {cfg.correction}, opsm {cfg.opsm} weigh tokens: {cfg.ratio} ratios want agent.token_form=True")
+  if cfg.correction != "none" and cfg.surrogate == "sapo":
+    raise ValueError(f"agent.correction is {cfg.correction}: sapo's gate already answers for the drift, wanted none")
+  if not cfg.kl_beta and (cfg.reference != "fixed" or cfg.kl_in == "reward"):
+    raise ValueError(f"agent.reference {cfg.reference}, kl_in {cfg.kl_in} are of a KL term, and agent.kl_beta is 0: set it above 0")
+
+
+def _check_band(cfg, unit: bool) -> None:
+  """A band is of one surrogate's numbers: another's would act on every token or on none."""
+  low, high = cfg.clip_low, cfg.clip_high
+  got = f"agent.clip_low, clip_high are {low}, {high}"
+  if cfg.surrogate == "clip" and unit and max(low, high) > 0.01:
+    raise ValueError(f"{got}: {cfg.name} clips {cfg.ratio} ratios, wanted 3e-4, 4e-4")
+  if cfg.surrogate == "clip" and not unit and min(low, high) < 0.01:
+    raise ValueError(f"{got}, a band for episode ratios: {cfg.name} clips tokens, wanted about 0.2, 0.28")
+  if cfg.surrogate == "clip" and high > 1:
+    raise ValueError(f"{got}: {cfg.name} clips tokens, wanted about 0.2, 0.28 (a cap on the weight is agent.surrogate=cispo)")
+  if cfg.surrogate == "cispo" and high < 1:
+    raise ValueError(f"agent.clip_high is {high}: cispo takes the cap on the weight itself, wanted 1 or more (5.0)")
+  if cfg.surrogate == "gmpo" and (min(low, high) < 0.01 or high > 1):
+    raise ValueError(f"{got}: gmpo clips the log-ratios of tokens, wanted about 0.4, 0.4")
+  if cfg.surrogate in ("dppo", "dppo_kl") and (min(low, high) < 1e-3 or high > 1):
+    raise ValueError(f"{got}: {cfg.surrogate} drops a token by how far its probability moved, wanted about 0.2, 0.2")
 
 
 def needs(cfg) -> frozenset[str]:
@@ -140,7 +158,8 @@ def average(cfg, x_N, mask, batch: Batch) -> Total:
   episode_N = batch.episode_id.reshape(-1)
   if cfg.average == "constant":
     episodes = jnp.sum(segment_sum(mask.astype(jnp.float32), episode_N, batch.num_episodes, mask) > 0)
-    return constant_norm(x_N, mask, jnp.maximum(episodes * cfg.constant, 1.0))
+    total = constant_norm(x_N, mask, cfg.constant)  # of one episode; a micro-batch without any adds nothing to the divisor
+    return Total(total.sum, episodes * total.count)
   rule = episode_mean if cfg.average == "episode" else episode_sum_mean
   return rule(x_N, mask, episode_N, batch.num_episodes)
 

@@ -10,13 +10,15 @@ of a term in the policy's loss; advantages are not whitened (agent.whiten); a st
 
 from __future__ import annotations
 
+from functools import partial
+
 import ml_collections
 import numpy as np
 
 from agents import objective
 from agents.base import Agent, Phase, keep_all, select_scored
 from agents.shaping import whitened
-from agents.values import gae_credit
+from agents.values import gae_credit, pretrained
 from core.knobs import require
 from core.schema import End
 from core.segments import Total
@@ -38,8 +40,11 @@ def defaults() -> ml_collections.ConfigDict:
       "value_high": 1.0,
       "value_clip": 0.5,
       "imitation": 0.0,  # weight of VAPO's extra likelihood of successful tries (0.1 there); 0 = off
-      "pretrain_updates": 5,  # at most so many updates of the critic alone, the policy frozen; 0 = off
-      "pretrain_variance": 0.4,  # explained variance at which value pre-training ends sooner
+      # the critic alone, the policy frozen, for at most so many updates (0 = off); sooner where it explains this much of the returns'
+      # variance, and its loss fell by no more than this share since the update before (1 = its loss is not asked)
+      "pretrain_updates": 5,
+      "pretrain_variance": 0.4,
+      "pretrain_fall": 0.1,
       "whiten": False,  # pushes with mean 0 and spread 1 over the action tokens of an update
       "truncation": "learn",  # "mask" keeps cut-off episodes out of the policy's loss
       "epochs": 1,
@@ -56,10 +61,13 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "lam_policy": (cfg.lam_policy == -1 or 0 <= cfg.lam_policy <= 1, "a number from 0 to 1, or -1 (by length)"),
     "lam_critic": (0 <= cfg.lam_critic <= 1, "a number from 0 to 1"),
     "lam_alpha": (cfg.lam_alpha > 0, "a number above 0"),
-    "value_high": (cfg.value_high > cfg.value_low, "a number above agent.value_low"),
+    "value_low": (cfg.value_low <= 0, "at most 0, what a fail earns"),
+    "value_high": (cfg.value_high >= 1, "at least 1, what a pass earns"),
     "value_clip": (cfg.value_clip > 0, "a number above 0"),
-    "imitation": (cfg.imitation >= 0, "0 (off) or more"),
+    "imitation": (cfg.imitation == 0 or cfg.imitation > 0 and cfg.lam_critic == 1, "0 (off), or more with agent.lam_critic=1"),
     "pretrain_updates": (cfg.pretrain_updates >= 0, "0 (off) or more updates"),
+    "pretrain_variance": (cfg.pretrain_variance < 1, "a number below 1, which only a critic without an error reaches"),
+    "pretrain_fall": (0 <= cfg.pretrain_fall <= 1, "a share from 0 to 1 (off)"),
     "truncation": (cfg.truncation in ("mask", "learn"), "'mask' or 'learn'"),
     "epochs": (cfg.epochs >= 1, "1 or more"),
     "critic_epochs": (cfg.critic_epochs >= 1, "1 or more: ppo needs its critic"),
@@ -91,7 +99,7 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
     total, metrics = base_loss(scores, batch)
     if cfg.imitation:
       mask = batch.is_action.reshape(-1)
-      passed = (batch.return_.reshape(-1) >= cfg.value_high).astype("float32")
+      passed = (batch.return_.reshape(-1) > 1 - 1e-3).astype("float32")  # advantage + value is the reward, up to rounding
       copied = token_mean(imitation_loss(scores.logp.reshape(-1), mask, passed), mask)
       total = Total(total.sum + cfg.imitation * copied.sum, total.count)
     return total, metrics
@@ -103,12 +111,9 @@ def make(cfg: ml_collections.ConfigDict) -> Agent:
     total = token_mean(clipped_value_loss(value, old, target, clip=cfg.value_clip), mask)
     return total, {"critic/loss": total, "critic/explained_variance": return_moments(old, target, mask)}
 
-  def ready(curves: dict[str, float]) -> bool:
-    return curves["critic/explained_variance"] >= cfg.pretrain_variance or curves["critic/updates"] >= cfg.pretrain_updates
-
   base_loss = objective.make_loss(cfg)
   policy = Phase("policy", policy_loss, cfg.epochs, cfg.minibatch)
-  critic = Phase("critic", value_loss, cfg.critic_epochs, cfg.minibatch, until=ready if cfg.pretrain_updates else None)
+  critic = Phase("critic", value_loss, cfg.critic_epochs, cfg.minibatch, until=partial(pretrained, cfg) if cfg.pretrain_updates else None)
   reference = (cfg.reference, cfg.reference_every, cfg.reference_mix) if cfg.kl_beta else None
   needs = objective.needs(cfg) | {"value_logit"}
   rescale = whitened if cfg.whiten else None

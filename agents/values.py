@@ -1,6 +1,9 @@
-"""Credit from a critic that values every token: generalised advantages over an episode's action tokens, laid back into records."""
+"""Credit from a critic that values every token: generalised advantages over an episode's action tokens, laid back into records; and
+when such a critic is ready."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -45,3 +48,13 @@ def token_credit(episode: Episode, advantage: np.ndarray, target: np.ndarray) ->
     goal.append(g)
     at += n
   return Credit(steps, np.ones(len(episode.steps), bool), push, goal)
+
+
+def pretrained(cfg, curves: Mapping[str, float | None]) -> bool:
+  """Whether value pre-training is over (VAPO, arXiv 2504.05118; lesson chapter 2, the critic at scale): the critic explains enough of
+  the returns and its loss no longer falls much, or its updates are used up. An update that taught nothing says neither."""
+  if curves["critic/updates"] >= cfg.pretrain_updates:
+    return True
+  loss, before = curves.get("critic/loss"), curves.get("critic/loss_before")
+  settled = cfg.pretrain_fall == 1 or (loss is not None and before is not None and loss >= (1 - cfg.pretrain_fall) * before)
+  return settled and curves.get("critic/explained_variance", -np.inf) >= cfg.pretrain_variance

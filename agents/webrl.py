@@ -55,7 +55,8 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "beta": (cfg.beta > 0, "a number above 0"),
     "average": (cfg.average in ("sum", "mean"), "sum or mean"),
     "perplexity": (cfg.perplexity in ("token", "action"), "token or action"),
-    "low": (0 <= cfg.low < cfg.high <= 1, "a probability below agent.high, which is at most 1"),
+    "high": (0 < cfg.high <= 1, "a probability above 0, at most 1"),
+    "low": (0 <= cfg.low < cfg.high, "a probability below agent.high"),
     "old_per_new": (cfg.old_per_new >= 0, "0 (no replay) or more"),
   }
   counts = "group_size reference_every store critic_epochs critic_minibatch epochs minibatch"

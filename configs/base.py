@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import ml_collections
@@ -167,6 +168,7 @@ def check(cfg) -> None:
   for name, (got, good, want) in wanted.items():
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
+  _check_numbers(cfg)
   parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote}
   for part, module in parts.items():
     module.check(cfg[part])
@@ -187,6 +189,18 @@ def check(cfg) -> None:
       raise ValueError(f"{name} is {path}: there is no such file or folder")
 
 
+def _check_numbers(cfg) -> None:
+  """No number is infinite or none at all, and no batch is larger than a machine's memory."""
+  for part, knobs in cfg.items():
+    for name, value in knobs.items() if isinstance(knobs, ml_collections.ConfigDict) else ():
+      if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{part}.{name} is {value}, wanted a finite number")
+  most = {"group_size": 4096, "epochs": 1000, "critic_epochs": 1000, "minibatch": 65536, "critic_minibatch": 65536, "store": 10**7}
+  for name, limit in most.items():
+    if cfg.agent.get(name, 0) > limit:
+      raise ValueError(f"agent.{name} is {cfg.agent[name]}, wanted at most {limit}")
+
+
 def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
   """Says in plain words what a run is, before anything costly."""
   agent = cfg.agent
@@ -199,7 +213,11 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
       "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
       *([f"sampler: {len(cfg.sampler.endpoints)} servers, {cfg.sampler.dialect}"] if cfg.sampler.endpoints else []),
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"
-      + (f", {agent.surrogate} on {agent.ratio} ratios, band {agent.clip_low} / {agent.clip_high}" if "surrogate" in agent else "")
+      + (
+        f", {agent.surrogate} on {agent.ratio} ratios, band {agent.clip_low} / {agent.clip_high}, average by {agent.average}"
+        if "surrogate" in agent
+        else ""
+      )
       + (f", spread {agent.spread}, eps {agent.eps}" if "spread" in agent else ""),
     ]
   )

@@ -69,7 +69,8 @@ def learned(outs: list[tuple[str, list[dict]]]) -> dict[str, float]:
   """An update's optimiser steps as curves: for each phase totals added over its steps, then divided once; numbers averaged.
 
   outs: (parameters moved, what its steps said) of each phase. The policy's first step sees the very weights that wrote the tokens of
-  its version, so their drift is the mismatch between sampler and trainer. A critic's moments become its explained variance.
+  its version, so their drift is the mismatch between sampler and trainer. A critic's moments become its explained variance, which
+  is left out where the returns do not differ. Steps that had nothing to learn from are counted where there were any.
   """
   curves: dict[str, float] = {}
   for key, said in outs:
@@ -78,10 +79,12 @@ def learned(outs: list[tuple[str, list[dict]]]) -> dict[str, float]:
     joined = {k: functools.reduce(operator.add, [o[k] for o in said]) for k in said[0] if isinstance(said[0][k], tuple)}
     fresh = joined.pop("policy/mismatch_kl", None) and said[0]["policy/mismatch_kl"]  # of the first step only
     for name, value in joined.items():
-      curves[name] = float(value.explained_variance()[0]) if hasattr(value, "explained_variance") else _mean(value)
+      explained, defined = value.explained_variance() if hasattr(value, "explained_variance") else (_mean(value), True)
+      curves |= {name: float(explained)} if defined else {}
     if fresh and fresh.count > 0:
       curves["policy/mismatch_kl"] = _mean(fresh)
     curves |= {f"{key}/{k}": float(np.mean([o[k] for o in said])) for k in ("loss", "grad_norm")}
+    curves |= {f"{key}/empty_steps": float(n)} if (n := sum(bool(o["empty"]) for o in said)) else {}
   return curves
 
 

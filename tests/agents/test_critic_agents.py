@@ -174,6 +174,18 @@ def test_ppo_policy_loss_and_vapos_imitation():
   np.testing.assert_allclose(grad, [-0.6, 0], atol=1e-6)
 
 
+def test_ppo_copies_every_token_of_a_pass_though_returns_are_rounded(group_of):
+  """Advantage plus value is 1 at every token of a pass, but in float32 0.9999998 at many: all 60 are copied, none of the fail's."""
+  made, group = agent("ppo", imitation=0.1), group_of([1, 0], steps=30)
+  rng = np.random.default_rng(0)
+  random = lambda e: EpisodeScores([{"value_logit": rng.normal(size=len(r)).astype(np.float32)} for r in e.records])
+  credits = made.credit(group, [random(e) for e in group.episodes])
+  target = np.concatenate([t[r.is_action] for c, e in zip(credits, group.episodes) for t, r in zip(c.token_return, e.records)])
+  assert (target[:60] < 1).any()
+  _, grad, *_ = run(of_policy(made), ratios=[1.0] * 120, push=[0.0] * 120, return_=target)
+  np.testing.assert_allclose(grad, [-0.1] * 60 + [0.0] * 60, atol=1e-6)
+
+
 def test_ppo_value_loss():
   """Values 0.8 (logit ln 9), 0 and -0.5 (logit -ln 3) of a critic between -1 and 1, from 0 before; targets 1, 1, -1, clip 0.5.
   0.5 * max(0.04, 0.25): held, no slope; 0.5 * 1; 0.5 * 0.25. Slope of value in logit: (1 - v^2) / 2."""
@@ -197,9 +209,15 @@ def test_ppo_value_loss():
 
 def test_ppo_value_pretraining_ends_when_the_critic_explains_enough_or_time_is_up():
   until = lambda made: next(p for p in made.phases if p.params_key == "critic").until
-  ready = until(agent("ppo"))
+  ready = until(agent("ppo", pretrain_fall=1.0))
   curves = lambda variance, updates: {"critic/explained_variance": variance, "critic/updates": updates}
   assert [ready(curves(*x)) for x in ((0.39, 4), (0.4, 1), (-3.0, 5), (0.0, 6))] == [False, True, True, True]
+  assert [ready({"critic/updates": n}) for n in (4, 5)] == [False, True]  # nothing was learnt, or no return differed
+  # and its loss has to have settled: 0.5 to 0.46 is a fall of 8%, to 0.44 of 12%, and the first update has nothing to compare with
+  ready = until(agent("ppo"))
+  told = lambda loss, before: {"critic/explained_variance": 0.9, "critic/updates": 2, "critic/loss": loss, "critic/loss_before": before}
+  assert [ready(told(*x)) for x in ((0.46, 0.5), (0.44, 0.5), (0.6, 0.5), (0.4, None), (None, 0.5))] == [True, False, True, False, False]
+  assert not ready(told(0.5, 0.5) | {"critic/explained_variance": 0.39})
   assert until(agent("ppo", pretrain_updates=0)) is None and of_policy(agent("ppo")).until is None
 
 
@@ -305,14 +323,18 @@ def test_webrls_reference_changes_with_the_phase():
 
 @pytest.mark.parametrize("name, knobs, words", [
   ("ppo", {"lam_policy": 1.5}, "agent.lam_policy is 1.5"), ("ppo", {"lam_critic": -0.1}, "agent.lam_critic is -0.1"),
-  ("ppo", {"lam_alpha": 0.0}, "agent.lam_alpha"), ("ppo", {"value_low": 1.0}, "agent.value_high is 1.0, wanted a number above"),
+  ("ppo", {"lam_alpha": 0.0}, "agent.lam_alpha"), ("ppo", {"value_low": 1.0}, "agent.value_low is 1.0, wanted at most 0"),
   ("ppo", {"critic_epochs": 0}, "ppo needs its critic"), ("ppo", {"imitation": -1.0}, "agent.imitation"),
   ("ppo", {"value_clip": 0.0}, "agent.value_clip"), ("ppo", {"pretrain_updates": -1}, "agent.pretrain_updates"),
   ("digirl", {"lam": 1.01}, "agent.lam is 1.01, wanted a number from 0 to 1"), ("digirl", {"top": 0.0}, "agent.top is 0.0"),
   ("digirl", {"filter_h": "H"}, "agent.filter_h is H"), ("digirl", {"variant": "book"}, "agent.variant is book, wanted paper or code"),
   ("digirl", {"probability": (0.9, 0.1)}, "two probabilities, rising"), ("webrl", {"beta": 0.0}, "agent.beta is 0.0"),
-  ("webrl", {"low": 0.96}, "agent.low is 0.96"), ("webrl", {"high": 1.5}, "agent.low"), ("webrl", {"average": "max"}, "agent.average"),
+  ("webrl", {"low": 0.96}, "agent.low is 0.96"), ("webrl", {"high": 1.5}, "agent.high"), ("webrl", {"average": "max"}, "agent.average"),
   ("webrl", {"old_per_new": -1.0}, "agent.old_per_new"), ("webrl", {"lam": math.nan}, "agent.lam is nan"),
+  ("ppo", {"value_high": 0.5}, "agent.value_high is 0.5, wanted at least 1"), ("ppo", {"value_low": math.nan}, "agent.value_low is nan"),
+  ("ppo", {"imitation": 0.1, "lam_critic": 0.9}, "agent.imitation is 0.1, wanted 0 (off), or more with agent.lam_critic=1"),
+  ("ppo", {"pretrain_variance": 1.0}, "agent.pretrain_variance is 1.0"), ("ppo", {"pretrain_fall": -0.1}, "agent.pretrain_fall is -0.1"),
+  ("digirl", {"step_cost": -0.05}, "agent.step_cost is -0.05"), ("digirl", {"step_cost": math.nan}, "agent.step_cost is nan"),
   ("gigpo", {"step_weight": -1.0}, "agent.step_weight is -1.0"), ("gigpo", {"discount": 1.1}, "agent.discount is 1.1"),
   ("gigpo", {"step_spread": "sample"}, "agent.step_spread"), ("dpo", {"beta": 0.0}, "agent.beta is 0.0"),
   ("kto", {"weight_pos": -1.0}, "agent.weight_pos"), ("dpo", {"offline": -1}, "agent.offline is -1"),

@@ -18,6 +18,7 @@ import train
 from agents import grpo, gspo, objective, ppo, shaping
 from core.pack import PackItem, arrange, number, shape_for, to_batch
 from core.schema import EpisodeScores
+from core.segments import Total
 from core.state import Batch, Scores, TrainState
 from models import critic
 from rollout.sampler import Sampled
@@ -192,6 +193,12 @@ def test_averages(average, want):
   assert run(config(average=average, constant=50.0), *FOUR, episode=[0, 0, 0, 1])[0] == pytest.approx(want, rel=1e-5)
 
 
+def test_under_the_constant_a_part_without_episodes_adds_nothing_to_the_divisor():
+  """Two episodes in one micro-batch, an empty one beside it: 2 x 50, not 2 x 50 + 1."""
+  part = lambda mask: run(config(average="constant", constant=50.0), *FOUR, episode=[0, 0, 0, 1], mask=mask)[2]
+  assert float((part([1] * 4) + part([0] * 4)).count) == 100.0
+
+
 def test_average_by_step():
   """Steps of 1, 2 and 1 tokens: -1.28, (-0.5 + 1) / 2 and 2, over 3."""
   value, _, total, _ = run(config(average="step"), *FOUR, episode=[0, 0, 0, 1], step=[0, 1, 1, 2])
@@ -316,7 +323,9 @@ def test_what_is_computed_before_credit_and_which_reference_is_kept():
 def test_masked_places_change_nothing():
   """NaN and 1e30 at a masked token, in every array that is read there: the same bits."""
   for knobs in ({}, {"surrogate": "cispo"}, {"surrogate": "sapo"}, {"ratio": "episode", **BAND},
-                {"surrogate": "gmpo", "ratio": "episode", "average": "episode"},
+                {"surrogate": "gmpo", "ratio": "episode", "average": "episode"}, {"surrogate": "dppo"}, {"surrogate": "dppo_kl"},
+                {"surrogate": "dro"}, {"surrogate": "awr"}, {"average": "constant"}, {"average": "micro_batch"}, {"opsm": 0.1},
+                {"old_logp": "recompute", "correction": "k3", "correction_cap": 0.5}, {"old_logp": "approximate"},
                 {"old_logp": "recompute", "correction": "truncate", "kl_beta": 0.1}):  # fmt: skip
     clean, bad = run(config(**knobs), [1.1, 0.9, 1.0], [1.0, 1.0, 1.0], mask=[1, 1, 0]), [1.1, 0.9, math.nan]
     dirty = run(config(**knobs), bad, [1.0, 1.0, 1e30], mask=[1, 1, 0], old=[1, 1, math.nan], ref=[1, 1, 1e30])
@@ -341,6 +350,16 @@ REFUSED = [
   ({"kl_beta": math.nan}, "agent.kl_beta is nan"), ({"kl_kind": "k4"}, "agent.kl_kind is k4, wanted one of k1, abs, k2, k3"),
   ({"kl_in": "advantage"}, "agent.kl_in"), ({"reference": "best"}, "agent.reference is best, wanted fixed, phase or moving"),
   ({"reference_every": 0}, "agent.reference_every is 0"), ({"reference_mix": 0.0}, "agent.reference_mix is 0.0"),
+  ({"clip_high": 4e-4}, "agent.clip_low, clip_high are 0.2, 0.0004, a band for episode ratios"),
+  ({"clip_high": 5.0}, "wanted about 0.2, 0.28 (a cap on the weight is agent.surrogate=cispo)"),
+  ({"surrogate": "cispo"}, "agent.clip_high is 0.28: cispo takes the cap on the weight itself"),
+  ({"surrogate": "gmpo", "ratio": "episode", **BAND}, "gmpo clips the log-ratios of tokens, wanted about 0.4, 0.4"),
+  ({"surrogate": "dppo", "clip_high": 5.0}, "dppo drops a token by how far its probability moved"),
+  ({"surrogate": "dppo_kl", "clip_low": 3e-4, "clip_high": 4e-4}, "dppo_kl drops a token by how far"),
+  ({"correction": "k3", "old_logp": "recompute"}, "agent.correction_cap is 2.0, wanted 1 or more (k3: about 0.005)"),
+  ({"correction": "truncate", "old_logp": "recompute", "surrogate": "sapo"}, "sapo's gate already answers for the drift"),
+  ({"reference": "moving"}, "agent.reference moving, kl_in loss are of a KL term, and agent.kl_beta is 0"),
+  ({"kl_in": "reward"}, "agent.kl_beta is 0: set it above 0"),
   ({"reference_mix": 1.1}, "agent.reference_mix"), ({"clip_high": -0.1}, "agent.clip_high"), ({"dual_clip": 1.0}, "agent.dual_clip is 1.0"),
 ]  # fmt: skip
 
@@ -415,6 +434,25 @@ def worst(a, b) -> float:
   """Largest difference over the largest entry, of any leaf."""
   gap = lambda x, y: float(np.abs(x - y).max() / max(np.abs(x).max(), 1e-30))
   return max(jax.tree.leaves(jax.tree.map(gap, a, b)))
+
+
+def test_a_step_that_cannot_be_taken_leaves_everything_as_it_was():
+  """Faults N5, N19: on a gradient of 0 Adam's momentum would move the weights all the same. An empty step is no broken one; a broken
+  micro-batch poisons no later step."""
+  optimiser = optax.adam(0.1)
+  loss = lambda x, b: (Total(x * b, jnp.where(b == 0, 0.0, 1.0)), {})  # a micro-batch of 0 has no token
+  update = train.make_update(lambda params, frozen, batch: params, loss, optimiser)
+  run = lambda state, *parts: update(state, None, tuple(jnp.float32(p) for p in parts), None)
+  first, out = jax.device_get(run(TrainState.create(jnp.ones(()), optimiser), 2.0))
+  assert not out["empty"] and first.updates == 1 and first.params != 1.0
+  still, out = jax.device_get(run(jax.tree.map(jnp.array, first), 0.0, 0.0))
+  assert out["empty"] and out["skipped"] == 0 and jax.tree.all(jax.tree.map(np.array_equal, first, still))
+  broken, out = jax.device_get(run(jax.tree.map(jnp.array, still), 1.0, np.nan, 1.0))
+  assert not out["empty"] and out["skipped"] == 1 and broken.updates == 1 and broken.params == first.params
+  empty, out = jax.device_get(run(jax.tree.map(jnp.array, broken), 0.0))
+  assert out["empty"] and out["skipped"] == 1  # says nothing about the broken one
+  third, out = jax.device_get(run(jax.tree.map(jnp.array, empty), 0.0, 2.0))
+  assert not out["empty"] and out["skipped"] == 0 and third.updates == 2 and np.isfinite(third.params) and third.params < first.params
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "value"])

@@ -257,8 +257,9 @@ def practise(name: str, params, workdir, spoil=None):
     facts["version"] += any(said for key, said in outs if key == "policy")
     follow(learner, done + 1, run.agent.reference)
     if not facts["ready"]:
-      curves = instruments.learned(outs) | {"critic/updates": done + 1.0}
-      facts["ready"] = all(p.until(curves) for p in run.agent.phases if p.until)
+      curves = instruments.learned(outs)
+      told = curves | {"critic/updates": done + 1.0, "critic/loss_before": facts.get("critic_loss")}
+      facts["ready"], facts["critic_loss"] = all(p.until(told) for p in run.agent.phases if p.until), curves.get("critic/loss")
   return jax.device_get(learner["states"]["policy"].params)
 
 

@@ -17,6 +17,8 @@ def test_chapter0_surprises():
 def test_chapter0_what_practice_bought():
   points, _ = stats.points_gained(17.7, 67.2)
   assert points == pytest.approx(49.5)
+  # about 17 and 64 or 65 of 96 tasks
+  assert 17.7 / stats.task_worth(96) == pytest.approx(17, abs=0.05) and 67.2 / stats.task_worth(96) == pytest.approx(64.5, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,21 @@ def test_chapter7_points_and_percent():
 @pytest.mark.parametrize("n, points", [(96, 1.04), (116, 0.86), (165, 0.61), (300, 0.33), (369, 0.27)])
 def test_chapter7_one_tasks_worth(n, points):
   assert stats.task_worth(n) == pytest.approx(points, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+  "before, after, n, tasks", [(17.7, 67.2, 96, (17, 64.5, 47.5)), (20.6, 42.4, 165, (34, 70, 36)), (23.5, 29.9, 369, (87, 110, 24))]
+)
+def test_chapter7_in_tasks(before, after, n, tasks):
+  gain = stats.points_gained(before, after)[0]
+  assert [x / stats.task_worth(n) for x in (before, after, gain)] == pytest.approx(tasks, abs=0.5)
+
+
+def test_chapter7_offline_shortcuts_by_the_counting_noise():
+  # replay practice 27.3, group practice 26.0, copying successes 21.8 on 369 tasks: +-2.3, so neighbours blur and the ends do not
+  noise = stats.counting_noise(0.26, 369)
+  assert noise == pytest.approx(2.3, abs=0.05)
+  assert stats.points_gained(26.0, 27.3)[0] < noise < stats.points_gained(21.8, 27.3)[0] == pytest.approx(5.5)
 
 
 def test_pass_at_k_is_unbiased():

@@ -26,7 +26,7 @@ from losses.policy import (
 )
 from losses.preference import dpo_loss, episode_logratio, kto_loss
 from losses.ratios import band_weight, sequence_ratio, sequence_token_ratio, token_ratio, truncated_weight
-from losses.reduce import constant_norm, episode_mean, episode_sum_mean, token_mean
+from losses.reduce import constant_norm, episode_mean, episode_sum_mean, micro_batch_mean, token_mean
 from losses.value import bounded_value, clipped_value_loss, critic_cross_entropy
 
 GSPO = {"clip_low": 3e-4, "clip_high": 4e-4}
@@ -121,6 +121,7 @@ def objectives(b):
     "episode_mean": lambda: episode_mean(clipped(b), mask, b["episode"], e),
     "episode_sum_mean": lambda: episode_sum_mean(clipped(b), mask, b["episode"], e),
     "constant_norm": lambda: constant_norm(clipped(b), mask, 6.0 * e),
+    "micro_batch_mean": lambda: micro_batch_mean(clipped(b), mask),
   }
 
 

@@ -48,6 +48,16 @@ def test_chapter4_clip_never_softens_a_push_down_on_a_token_that_grew():
   near(clip_slope([1.5], [-0.58]), [0.58])
 
 
+def test_chapter5_how_far_one_update_can_lift_an_action():
+  # 0.01 x 1.2 = 0.012 and x 1.28 = 0.0128 are the last chances that still move; 0.9 x 1.2 = 1.08: nothing holds a common action back
+  moves = lambda old, new, high: float(
+    jax.grad(lambda x: clipped_loss(jnp.exp(x - np.log(old)), np.ones(1), clip_high=high)[0][0])(jnp.log(jnp.array([new])))[0]
+  )
+  assert [moves(0.01, new, 0.2) != 0 for new in (0.01, 0.01199, 0.01201)] == [True, True, False]
+  assert [moves(0.01, new, 0.28) != 0 for new in (0.01201, 0.01279, 0.01281)] == [True, True, False]
+  assert all(moves(0.9, new, 0.2) != 0 for new in (0.95, 0.9999))
+
+
 def test_clip_leaves_a_token_pushed_up_that_shrank():
   loss, clipped = clipped_loss(np.array([0.6]), np.array([1.73]))
   near(loss, [-1.038])  # by hand: min(0.6 x 1.73, 0.8 x 1.73) = 1.038

@@ -19,6 +19,7 @@ REDUCTIONS = {
   "episode_mean": episode_mean,
   "episode_sum_mean": episode_sum_mean,
   "constant_norm": lambda x, mask, episode, n: constant_norm(x, mask, 3.0 * n),
+  "micro_batch_mean": lambda x, mask, episode, n: micro_batch_mean(x, mask),
 }
 
 
@@ -97,7 +98,7 @@ def test_poison_at_masked_places(name, poison):
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("name", [n for n in REDUCTIONS if n != "micro_batch_mean"])  # that one is meant to change
 def test_micro_batches_change_nothing(name, parts):
   # 10 episodes of 1 to 10 tokens, whole episodes per micro-batch
   rng = np.random.default_rng(0)

@@ -83,12 +83,14 @@ def test_totals_of_an_update_are_added_and_divided_once():
   def step(total, count, drift, loss):
     totals = {"policy/entropy": Total(np.float32(total), np.float32(count)), "policy/drift_kl": Total(np.float32(drift), np.float32(count))}
     totals["policy/mismatch_kl"] = Total(np.float32(drift), np.float32(max(count - 1, 0)))
-    return totals | {"loss": loss, "grad_norm": 2 * loss, "skipped": 0}
+    return totals | {"loss": loss, "grad_norm": 2 * loss, "skipped": 0, "empty": count == 0}
 
   got = instruments.learned([("policy", [step(6, 3, 0.3, 1.0), step(4, 1, 0.9, 2.0)]), ("critic", [])])
   assert got["policy/entropy"] == 2.5 and got["policy/drift_kl"] == pytest.approx(0.3)
   assert got["policy/mismatch_kl"] == pytest.approx(0.15) and (got["policy/loss"], got["policy/grad_norm"]) == (1.5, 3.0)
   assert "policy/mismatch_kl" not in instruments.learned([("policy", [step(4, 1, 0.9, 2.0)])])
+  got = instruments.learned([("policy", [step(6, 3, 0.3, 1.0), step(0, 0, 0, 0.0), step(0, 0, 0, 0.0)])])
+  assert got["policy/empty_steps"] == 2.0 and "policy/empty_steps" not in instruments.learned([("policy", [step(6, 3, 0.3, 1.0)])])
   assert instruments.learned([]) == {} and instruments.learned([("policy", [step(0, 0, 0, 0.0)])])["policy/entropy"] == 0.0
 
 
@@ -96,12 +98,14 @@ def test_a_critics_moments_are_joined_before_they_are_divided():
   """Values (0, 1) for returns (0, 1), then (1, 0) for (0, 1): errors 0, 0, -1, 1, variance 1/2; returns' variance 1/4: 1 - 2 = -1.
   The mean of the two minibatches' own numbers would be (1 - 3) / 2 = -1 as well, so the third has other returns: see below."""
   moments = lambda v, r: return_moments(np.array(v, np.float32), np.array(r, np.float32), np.ones(len(v), bool))
-  said = lambda *sets: [{"critic/explained_variance": moments(v, r), "loss": 1.0, "grad_norm": 1.0, "skipped": 0} for v, r in sets]
+  said = lambda *sets: [{"critic/explained_variance": moments(v, r), "loss": 1.0, "grad_norm": 1.0, "empty": False} for v, r in sets]
   got = instruments.learned([("critic", said(([0, 1], [0, 1]), ([1, 0], [0, 1])))])
   assert got["critic/explained_variance"] == pytest.approx(-1.0) and got["critic/loss"] == 1.0 and "policy/loss" not in got
   # returns (0, 1) and (1, 1), values all 1/2: errors -.5, .5, .5, .5: variance 3/16, returns' 3/16: 0; the second set alone is undefined
   got = instruments.learned([("critic", said(([0.5, 0.5], [0, 1]), ([0.5, 0.5], [1, 1])))])
   assert got["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+  # all returns 1, nothing to explain: no point on the curve, since 0 would read as "no better than the mean"
+  assert "critic/explained_variance" not in instruments.learned([("critic", said(([0.5, 0.5], [1, 1])))])
 
 
 def test_what_an_update_dropped_is_a_share_of_what_it_gathered(group_of):
@@ -113,6 +117,21 @@ def test_what_an_update_dropped_is_a_share_of_what_it_gathered(group_of):
   assert curves["rate/episodes_per_minute"] == 8.0 and curves["rate/useful_tokens"] == 0.75
   assert curves["rate/action_tokens_per_second"] == pytest.approx(16 / 30)  # 4 episodes of 2 steps of 2 tokens
   assert curves["groups/mixed"] == 0.5 and curves["reward/success"] == 0.25
+
+
+def test_chapter4_where_the_time_goes(group_of):
+  """The lesson's rates: a full pass of 128 x 8 = 1,024 episodes in 6 hours is 21 s an episode on 8 computers, in 1.2 hours 4.2 s on 256,
+  five times as many a minute, though a batch took 19 / 3 = 6.3 times longer; 29.6 tokens a second are 33.8 ms each, so that a step of 4.0 s
+  is 118 tokens and 15 of them take 60 s."""
+  (group,) = [group_of([1] + [0] * 7)]
+  tokens = sum(e.action_tokens for e in group.episodes)
+  rates = lambda n, seconds: instruments.update_curves(Gathered(groups=[group], episodes=group.episodes * n), [], [], 0, seconds)
+  few, many = (60 / rates(128, hours * 3600.0)["rate/episodes_per_minute"] for hours in (6, 1.2))
+  assert few == pytest.approx(21, abs=0.1) and many == pytest.approx(4.2, abs=0.05) and few / many == pytest.approx(5)
+  apart, one = (rates(1, 8 / a_minute * 60)["rate/episodes_per_minute"] for a_minute in (1.74, 0.74))
+  assert apart / one == pytest.approx(2.35, abs=5e-3)
+  speed = rates(1, tokens / 29.6)["rate/action_tokens_per_second"]
+  assert 1000 / speed == pytest.approx(33.8, abs=0.05) and 15 * round(4.0 * speed) / speed == pytest.approx(60, abs=0.3)
 
 
 def test_a_strip_shows_every_screen_and_text(episode):

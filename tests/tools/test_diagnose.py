@@ -24,7 +24,7 @@ LESSON = {
 
 
 @pytest.mark.parametrize("run", LESSON)
-def test_the_lesson_s_four_runs(run):
+def test_chapter6_the_four_runs(run):
   *measured, verdict = LESSON[run]
   assert name(*measured) == verdict
 
