@@ -45,6 +45,7 @@ def defaults() -> dict:
     "correction": "none",
     "correction_cap": 2.0,
     "correction_low": 0.5,
+    "correction_token_cap": 0.0,  # geometric, k3: tokens of what is kept also weigh min(old / sampler, this); 0 = off (verl 2.0)
     "opsm": 0.0,  # an episode pushed down is left out once log(sampler / policy) a token passes this (off-policy mask); 0 = off
     "kl_beta": 0.0,  # weight of the KL term; 0 = off, and no reference policy is kept
     "kl_kind": "k3",  # k1, abs, k2, k3 or k3+ (k3 with k2's gradient)
@@ -70,6 +71,7 @@ def check(cfg) -> None:
     "correction": (cfg.correction in CORRECTIONS, "one of " + ", ".join(CORRECTIONS)),
     "correction_cap": (0 < cfg.correction_cap < 1 if cfg.correction == "k3" else cfg.correction_cap >= 1, "1 or more (k3: about 0.005)"),
     "opsm": (cfg.opsm >= 0, "0 (off) or a log-ratio above 0"),
+    "correction_token_cap": (cfg.correction_token_cap == 0 or cfg.correction_token_cap >= 1, "0 (off) or 1 or more"),
     "correction_low": (0 <= cfg.correction_low < 1, "a number from 0, below 1"),
     "kl_beta": (cfg.kl_beta >= 0, "0 (off) or more: below 0 it would pay for drifting away"),
     "kl_kind": (cfg.kl_kind in KINDS, "one of " + ", ".join(KINDS)),
@@ -98,10 +100,10 @@ def _check_together(cfg) -> None:
     raise ValueError(f"agent.correction {cfg.correction} with old_logp=sampler counts the same drift twice: set agent.old_logp=recompute")
   if (cfg.correction != "none" or cfg.opsm) and unit and not cfg.token_form:
     raise ValueError(f"agent.correction {cfg.correction}, opsm {cfg.opsm} weigh tokens: {cfg.ratio} ratios want agent.token_form=True")
+  if cfg.correction_token_cap and cfg.correction not in ("geometric", "k3"):
+    raise ValueError(f"agent.correction_token_cap is of corrections geometric and k3, not of {cfg.correction}, wanted 0")
   if cfg.correction != "none" and cfg.surrogate == "sapo":
     raise ValueError(f"agent.correction is {cfg.correction}: sapo's gate already answers for the drift, wanted none")
-  if not cfg.kl_beta and (cfg.reference != "fixed" or cfg.kl_in == "reward"):
-    raise ValueError(f"agent.reference {cfg.reference}, kl_in {cfg.kl_in} are of a KL term, and agent.kl_beta is 0: set it above 0")
 
 
 def _check_band(cfg, unit: bool) -> None:
@@ -218,7 +220,8 @@ def _correction(cfg, old, sampled, mask, batch: Batch):
   else:
     kind = "product" if cfg.correction == "sequence_product" else "geometric"
     weight_E = sequence_weight(*args, kind=kind, low=cfg.correction_low, high=cfg.correction_cap)
-  return segment_gather(weight_E, episode_N)
+  weight_N = segment_gather(weight_E, episode_N)
+  return weight_N * truncated_weight(old, sampled, mask, cap=cfg.correction_token_cap) if cfg.correction_token_cap else weight_N
 
 
 def _unit_objective(cfg, logp, old, sampled, mask, batch: Batch):

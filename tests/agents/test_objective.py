@@ -231,6 +231,8 @@ def test_corrections(correction, weight):
 @pytest.mark.parametrize("knobs, weight", [
   ({"correction": "sequence"}, [3**0.5, 3**0.5, 0.6**0.5, 0.6**0.5]), ({"correction": "sequence_product"}, [0, 0, 0.6, 0.6]),
   ({"correction": "geometric", "correction_low": 0.8}, [1, 1, 0, 0]), ({"correction": "k3", "correction_cap": 0.3}, [0, 0, 1, 1]),
+  ({"correction": "geometric", "correction_low": 0.8, "correction_token_cap": 2.0}, [1, 2, 0, 0]),
+  ({"correction": "k3", "correction_cap": 0.3, "correction_token_cap": 1.2}, [0, 0, 0.4, 1.2]),
 ])  # fmt: skip
 def test_corrections_by_episode(knobs, weight):
   """Episodes of 1 and 3, and of 0.4 and 1.5: geometric means 1.732 and 0.775, products 3 (above 2) and 0.6; mean k3
@@ -357,9 +359,9 @@ REFUSED = [
   ({"surrogate": "dppo", "clip_high": 5.0}, "dppo drops a token by how far its probability moved"),
   ({"surrogate": "dppo_kl", "clip_low": 3e-4, "clip_high": 4e-4}, "dppo_kl drops a token by how far"),
   ({"correction": "k3", "old_logp": "recompute"}, "agent.correction_cap is 2.0, wanted 1 or more (k3: about 0.005)"),
+  ({"correction": "mask", "old_logp": "recompute", "correction_token_cap": 2.0}, "corrections geometric and k3, not of mask, wanted 0"),
+  ({"correction_token_cap": 0.5}, "agent.correction_token_cap is 0.5"),
   ({"correction": "truncate", "old_logp": "recompute", "surrogate": "sapo"}, "sapo's gate already answers for the drift"),
-  ({"reference": "moving"}, "agent.reference moving, kl_in loss are of a KL term, and agent.kl_beta is 0"),
-  ({"kl_in": "reward"}, "agent.kl_beta is 0: set it above 0"),
   ({"reference_mix": 1.1}, "agent.reference_mix"), ({"clip_high": -0.1}, "agent.clip_high"), ({"dual_clip": 1.0}, "agent.dual_clip is 1.0"),
 ]  # fmt: skip
 

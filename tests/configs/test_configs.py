@@ -1,13 +1,14 @@
 """The shipped configs: what design decisions fix about them, and that every mode composes and passes its own checks."""
 
 import importlib
+import math
 import pathlib
 
 import pytest
 
 from configs import base
 from core.config import ConfigError
-from core.find import available
+from core.find import available, find
 
 CONFIGS = sorted(p.stem for p in pathlib.Path(base.__file__).parent.glob("*.py") if p.stem not in ("__init__", "base", "common"))
 
@@ -149,3 +150,80 @@ def test_real_computers_work_beside_learning_each_behind_a_process():
   assert base.real(cfg) and base.mode(cfg) == "async" and base.pool(cfg).slots == 3 and not base.real(get("android"))
   cfg.practice.mode = "sync"
   assert base.mode(cfg) == "sync" and base.mode(get("osworld")) == "sync" and "avd:Pixel" in base.banner(cfg, "runs/x")
+
+
+NONSENSE = [  # (agent, knobs, what is said): given to a config as the command line gives them
+  ("grpo", {"agent.clip_high": 4e-4}, "a band for episode ratios"),
+  ("grpo", {"agent.clip_high": 5.0}, "a cap on the weight is"),
+  ("dapo", {"agent.surrogate": "cispo"}, "cispo takes the cap"),
+  ("gspo", {"agent.clip_low": 0.2}, "gspo clips episode ratios"),
+  ("gspo", {"agent.surrogate": "gmpo"}, "gmpo clips the log-ratios"),
+  ("cispo", {"agent.surrogate": "clip"}, "cispo clips tokens"),
+  ("cispo", {"agent.surrogate": "dppo"}, "dppo drops a token"),
+  ("ppo", {"agent.clip_high": 4e-4}, "ppo clips tokens"),
+  ("grpo", {"agent.kl_beta": math.inf}, "agent.kl_beta is inf, wanted a finite number"),
+  ("webrl", {"agent.beta": math.inf}, "agent.beta is inf"),
+  ("dpo", {"agent.beta": math.inf}, "agent.beta is inf"),
+  ("kto", {"agent.weight_pos": math.inf}, "agent.weight_pos is inf"),
+  ("grpo", {"agent.eps": math.inf}, "agent.eps is inf"),
+  ("grpo", {"agent.constant": math.inf}, "agent.constant is inf"),
+  ("gigpo", {"agent.step_weight": math.inf}, "agent.step_weight is inf"),
+  ("ppo", {"agent.value_high": math.inf}, "agent.value_high is inf"),
+  ("ppo", {"agent.pretrain_variance": math.nan}, "agent.pretrain_variance is nan"),
+  ("digirl", {"agent.step_cost": math.nan}, "agent.step_cost"),
+  ("webrl", {"agent.old_per_new": math.inf}, "agent.old_per_new is inf"),
+  ("grpo", {"critic.lr": math.nan}, "critic.lr is nan"),
+  ("grpo", {"agent.minibatch": 10**8}, "agent.minibatch is 100000000, wanted at most 65536"),
+  ("grpo", {"agent.group_size": 10**9}, "agent.group_size is 1000000000"),
+  ("digirl", {"agent.critic_epochs": 10**6}, "agent.critic_epochs"),
+]
+
+
+@pytest.mark.parametrize("name, knobs, says", NONSENSE)
+def test_a_number_that_makes_no_sense_is_one_line(name, knobs, says):
+  cfg = get("android", f"agent={name}")
+  cfg.update_from_flattened_dict(knobs)
+  with pytest.raises(ValueError) as error:
+    base.check(cfg)
+    find("agents", name, having="make").make(cfg.agent)
+  assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_section_14_every_cell_of_the_matrix_is_a_line_of_overrides():
+  """algorithms.md, section 14: what a group method, or the algorithm of its own, is made from with those knobs set."""
+  decoupled, unit = {"old_logp": "recompute"}, {"ratio": "episode", "average": "episode", "clip_low": 3e-4, "clip_high": 4e-4}
+  band, cells = {"clip_low": 0.4, "clip_high": 0.4}, []
+  cells += [("grpo", {"spread": s}) for s in ("population", "sample", "none", "batch")]
+  cells += [(n, {}) for n in ("rloo", "gigpo", "step_grpo", "webrl", "filtered_imitation")]
+  cells += [("ppo", {"lam_policy": lam, "lam_critic": 0.9}) for lam in (0.95, -1.0)] + [
+    ("digirl", {"variant": v}) for v in ("paper", "code")
+  ]
+  cells += [("webrl", {"variant": "code"}), ("grpo", unit), ("grpo", unit | {"ratio": "step"}), ("grpo", unit | {"token_form": True})]
+  cells += [("grpo", {"surrogate": s}) for s in ("clip", "sapo", "dppo", "dppo_kl", "awr", "dro")]
+  cells += [("grpo", {"surrogate": "cispo", "clip_high": 5.0}), ("grpo", unit | band | {"surrogate": "gmpo"}), ("grpo", {"dual_clip": 0.0})]
+  cells += [("grpo", decoupled | {"correction": c}) for c in ("none", "truncate", "mask", "sequence", "sequence_product", "geometric")]
+  cells += [
+    ("grpo", decoupled | {"correction": "k3", "correction_cap": 0.005}),
+    ("grpo", {"opsm": 0.5}),
+    ("grpo", {"old_logp": "approximate"}),
+  ]
+  cells += [("grpo", {"average": a}) for a in ("token", "episode", "episode_sum", "constant", "micro_batch", "step")]
+  cells += [("grpo", {"kl_beta": 0.04, "kl_kind": k, "kl_in": i}) for k in ("k1", "k2", "k3", "k3+") for i in ("loss", "reward")]
+  cells += [("grpo", {"kl_beta": 0.04, "reference": r, "reference_every": 512}) for r in ("fixed", "phase", "moving")]
+  cells += [
+    ("grpo", {"replay": 8, "dynamic_sampling": False}),
+    ("webrl", {"low": 0.5, "high": 0.95, "old_per_new": 2.0}),
+    ("digirl", {"top": 0.1}),
+  ]
+  cells += [("grpo", x) for x in ({"overlong": 4}, {"step_budget": 0.3}, {"shortest_path": 1.0}, {"unreadable": 0.5}, {"combine": "gdpo"})]
+  for name, knobs in cells:
+    cfg = get("android", f"agent={name}")
+    cfg.agent.update(knobs)
+    base.check(cfg)
+    made = find("agents", name, having="make").make(cfg.agent)
+    assert made.phases and (made.reference is not None) == (bool(knobs.get("kl_beta")) or name == "webrl"), (name, knobs)
+  cfg = get("android", "agent=webrl")  # the data rules that are the curriculum's, whatever the algorithm
+  cfg.curriculum.update(
+    {"solvable_tries": 16, "critic_low": 0.05, "critic_high": 0.75, "rest_after": 2, "remove_at": 3, "teaching_target": 0.8}
+  )
+  base.check(cfg)
