@@ -32,6 +32,7 @@ def data(dtype):
   logp = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[np.arange(n), b["action"]]
   for name, size in (("old", 0.3), ("mu", 0.3), ("ref", 0.2)):
     b[name] = logp + size * rng.normal(size=n)
+  b["ref"] += 0.5  # a drift with a direction: sums of one that goes both ways cancel down to the last bits of log_softmax
   b = {k: v for k, v in b.items() if k not in ("new", "value")}
   cast = lambda v: v.astype(dtype) if v.dtype == np.float64 else v
   return {k: cast(v) for k, v in theta.items()}, {k: cast(v) for k, v in b.items()}
