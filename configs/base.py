@@ -173,9 +173,6 @@ def check(cfg) -> None:
   for part, module in parts.items():
     module.check(cfg[part])
   health.check(pool(cfg))
-  for name in ("minibatch", "critic_minibatch"):
-    if cfg.agent.get(name, 0) % p.micro_batches:
-      raise ValueError(f"practice.micro_batches is {p.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
   for name in ("offline", "pretrain_updates"):
     if 0 < p.updates <= cfg.agent.get(name, 0):
       raise ValueError(f"agent.{name} is {cfg.agent[name]} of practice.updates={p.updates}: none would be left to learn in, wanted fewer")
@@ -190,7 +187,7 @@ def check(cfg) -> None:
 
 
 def _check_numbers(cfg) -> None:
-  """No number is infinite or none at all, and no batch is larger than a machine's memory."""
+  """No number is infinite or none at all; no batch is larger than a machine's memory, or cannot be cut into its micro-batches."""
   for part, knobs in cfg.items():
     for name, value in knobs.items() if isinstance(knobs, ml_collections.ConfigDict) else ():
       if isinstance(value, float) and not math.isfinite(value):
@@ -199,6 +196,9 @@ def _check_numbers(cfg) -> None:
   for name, limit in most.items():
     if cfg.agent.get(name, 0) > limit:
       raise ValueError(f"agent.{name} is {cfg.agent[name]}, wanted at most {limit}")
+  for name in ("minibatch", "critic_minibatch"):
+    if cfg.agent.get(name, 0) % cfg.practice.micro_batches:
+      raise ValueError(f"practice.micro_batches is {cfg.practice.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
 
 
 def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
