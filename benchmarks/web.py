@@ -3,7 +3,8 @@
   python -m benchmarks.web --envs=1,8 --seconds=10
 
 A step is a click, the page at rest, a screenshot and the question whether the page has ended the try.
-Prints steps and episodes a second and the ratio to the first, with and without the limit of 60 frames a second.
+Prints steps and episodes a second and the ratio to the first, with and without the limit of 60 frames a second. --selenium measures the
+package's own environment beside them, one of it; it wants selenium (pip), MINIWOB_CHROMEDRIVER and MINIWOB_CHROME_BINARY.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import select
 import subprocess
 import sys
 import time
+
+import numpy as np
 
 PAGE = "click-test-2"
 
@@ -46,9 +49,38 @@ def work(seconds: float, capped: bool) -> None:
   print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
 
 
-def measure(count: int, seconds: float, capped: bool) -> dict:
+def work_selenium(seconds: float) -> None:
+  """The same with the package's own environment: the same page, click and screenshot; it reads the page's elements, too."""
+  import gymnasium
+  import miniwob
+  from miniwob.action import ActionTypes
+
+  gymnasium.register_envs(miniwob)
+  env = gymnasium.make(f"miniwob/{PAGE}-v1").unwrapped
+  env.reset(seed=0)
+  print("ready", flush=True)
+  sys.stdin.readline()
+  steps = episodes = 0
+  resets, until = 0.0, time.monotonic() + seconds
+  while time.monotonic() < until:
+    began = time.monotonic()
+    env.reset(seed=episodes % 8)
+    resets += time.monotonic() - began
+    ended = False
+    for _ in range(10):
+      if ended or time.monotonic() > until:
+        break
+      obs, _, terminated, truncated, _ = env.step(env.create_action(ActionTypes.CLICK_COORDS, coords=np.array([150, 200], np.float32)))
+      assert obs["screenshot"].shape == (210, 160, 3)
+      steps, ended = steps + 1, terminated or truncated
+    episodes += 1
+  env.close()
+  print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
+
+
+def measure(count: int, seconds: float, capped: bool, whose: str = "--work") -> dict:
   """Sums over `count` processes that start together."""
-  argv = [sys.executable, "-m", "benchmarks.web", "--work", f"--seconds={seconds}", f"--capped={int(capped)}"]
+  argv = [sys.executable, "-m", "benchmarks.web", whose, f"--seconds={seconds}", f"--capped={int(capped)}"]
   children = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
   try:
     for child in children:
@@ -70,10 +102,14 @@ def main() -> None:
   parser.add_argument("--envs", default="1,8")
   parser.add_argument("--seconds", type=float, default=10.0)
   parser.add_argument("--capped", default="0,1", help="0: frames as fast as they come; 1: 60 a second")
+  parser.add_argument("--selenium", action="store_true", help="the package's own environment beside ours")
   parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+  parser.add_argument("--work-selenium", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.work:
     return work(args.seconds, args.capped == "1")
+  if args.work_selenium:
+    return work_selenium(args.seconds)
   print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; page {PAGE}, {args.seconds:g} s each")
   for capped in (bool(int(c)) for c in args.capped.split(",")):
     first = None
@@ -84,6 +120,10 @@ def main() -> None:
       reset = got["resets"] / max(got["episodes"], 1)
       frames = "60 frames/s" if capped else "uncapped"
       print(f"{frames:12s} {count:3d} environments: {rate:6.1f} steps/s ({rate / first:.2f}x), reset {reset:.3f} s", flush=True)
+    if args.selenium:
+      got = measure(1, args.seconds, capped, "--work-selenium")
+      rate, reset = got["steps"] / args.seconds, got["resets"] / max(got["episodes"], 1)
+      print(f"selenium       1 environment:  {rate:6.1f} steps/s (one of ours: {first / rate:.2f}x), reset {reset:.3f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,14 @@ def test_nothing_scored_is_no_score(episode):
 
 
 def test_a_judge_beside_the_checker_is_compared_with_it(episode):
-  """(checker, judge): 1 1, 1 1, 1 0, 0 1, 0 0, and one that was not asked: they agree on 3 of 5, of 3 passes 2, of 2 fails 1 passed."""
-  episodes = [episode(c, index=i) for i, c in enumerate((1, 1, 1, 0, 0, 0))]
-  for e, judge in zip(episodes, (1.0, 1.0, 0.0, 1.0, 0.0)):
+  """(checker, judge): 1 1, 1 1, 1 0, 0 1, 0 1, 0 0, and one that was not asked: they agree on 3 of 6; it passes 2 of the checker's 3
+  passes and 2 of its 3 fails. The other way round it would be 1 of 2 both times."""
+  episodes = [episode(c, index=i) for i, c in enumerate((1, 1, 1, 0, 0, 0, 0))]
+  for e, judge in zip(episodes, (1.0, 1.0, 0.0, 1.0, 1.0, 0.0)):
     e.notes["judge"] = judge
   got = instruments.episode_curves(episodes, 0)
-  assert [got[f"judge/{name}"] for name in ("agreement", "true_pass_rate", "false_pass_rate")] == pytest.approx([0.6, 2 / 3, 0.5])
-  assert "judge/agreement" not in instruments.episode_curves(episodes[5:], 0)
+  assert [got[f"judge/{name}"] for name in ("agreement", "true_pass_rate", "false_pass_rate")] == pytest.approx([0.5, 2 / 3, 2 / 3])
+  assert "judge/agreement" not in instruments.episode_curves(episodes[6:], 0)
 
 
 def test_entropy_of_popup_screens_stands_apart(episode):
