@@ -55,5 +55,5 @@ class Pages:
 
 def knobs(**given):
   cfg = web.defaults()
-  cfg.update({"viewport": (480, 320), "call_seconds": 8.0, "wait_seconds": 0.01, "settle_frames": 1} | given)
+  cfg.update({"viewport": (480, 320), "call_seconds": 60.0, "boot_seconds": 120.0, "wait_seconds": 0.01, "settle_frames": 1} | given)
   return cfg

@@ -200,14 +200,14 @@ def broken(env, how):
 
 @pytest.mark.parametrize("how, error", [("killed", BrowserDied), ("stopped", BrowserHung), ("crashed", PageCrashed), ("hung", BrowserHung)])
 def test_a_browser_that_breaks_is_an_infra_error_and_the_next_try_has_another(shown, how, error):
-  env = shown("<button onclick='passed = true'>b</button>", call_seconds=2.0, settle_most=2.0)
+  env = shown("<button onclick='passed = true'>b</button>", settle_most=2.0)
   before = browser_family(env)
   assert len(before) > 3
   broken(env, how)
+  env.window.seconds = 2.0 if how in ("stopped", "hung") else 60.0  # what is gone is noticed at once, what hangs by its deadline
   with pytest.raises(error) as raised:
     env.step("click [1]")
   assert isinstance(raised.value, errors.InfraError)
-  env.cfg.call_seconds = 8.0
   obs, _ = env.reset(options={"task": env.task_given})
   assert not [p for p, s in before if processes.alive(p, s)]
   env.step(f"click [{number(obs, 'button')}]")

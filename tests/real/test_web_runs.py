@@ -11,9 +11,12 @@ import sys
 
 import pytest
 
+import evaluate
+from configs import base, webarena
 from core.schema import SUCCESS
 from envs import errors, processes, shop
 from envs.pool import Pool, defaults, spec_of
+from envs.shop.store import Store
 
 pytestmark = pytest.mark.real
 ROOT = pathlib.Path(shop.__file__).parents[2]
@@ -70,6 +73,37 @@ def test_a_browser_that_dies_under_a_worker_is_an_infra_error_and_the_next_try_g
     for text in canaries[0].texts:
       *_, info = env.step(text)
     assert info["rewards"] == {SUCCESS: 1.0}
+
+
+def test_webarenas_tasks_on_a_site_of_ours_graded_by_a_judge_where_no_code_can(tmp_path):
+  """configs/webarena.py:real with two files in WebArena's format: an exact answer, and one that only a judge can score."""
+  store = Store()
+  say = lambda n, wanted: {
+    "task_id": n, "sites": ["shopping"], "start_url": "__SHOPPING__", "intent": f"What is {n}?",
+    "eval": {"eval_types": ["string_match"], "reference_answers": wanted, "reference_url": "", "program_html": []},
+  }  # fmt: skip
+  (tmp_path / "train.json").write_text(json.dumps([say(1, {"exact_match": "1"}), say(2, {"fuzzy_match": ["two"]})]))
+  (tmp_path / "test.json").write_text(json.dumps([say(3, {"exact_match": "3"})]))
+  cfg = webarena.get_config("real")
+  cfg.env.update({"tasks": str(tmp_path / "train.json"), "held_out": str(tmp_path / "test.json"), "load_seconds": 120.0})
+  cfg.env.sites.shopping = f"http://{store.served.place}"
+  assert [t.id for t in evaluate.build(cfg).tasks["practice"]] == ["webarena-1"]  # no judge: left out, never failed
+  cfg.env.judge.kind = "words"
+  base.check(cfg)
+  world = evaluate.build(cfg)
+  env = world.make_env()
+  try:
+    for task, answer, rewards, checker in (
+      (world.tasks["practice"][0], "1", 1.0, None), (world.tasks["practice"][1], "it is two", 1.0, "judge:words/1"),
+      (world.tasks["practice"][1], "three", 0.0, "judge:words/1"), (world.tasks["held_out"][0], "4", 0.0, None),
+    ):  # fmt: skip
+      obs, _ = env.reset(options={"task": task})
+      assert world.policy.prompt(obs["goal"], [obs["screenshot"]], obs["text"]).images.shape == (1, 720, 1280, 3)
+      *_, info = env.step(f"Action: finished(content='{answer}')")
+      assert (info["rewards"], info.get("checker")) == ({SUCCESS: rewards}, checker)
+  finally:
+    env.close()
+    store.served.close()
 
 
 def is_first(pid):
