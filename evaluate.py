@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
+import policies
 from configs import base
 from core import config as config_lib
 from core import stats
@@ -107,7 +109,8 @@ class Score:
 
 
 class World(NamedTuple):
-  """What a config fixes besides the parameters: the policy, the task lists and how to make an environment."""
+  """What a config fixes besides the parameters: the policy, the task lists and how to make an environment. The last three are a
+  checkpoint's: what its parameters begin as, those that are not learnt, the environment as its policy wants it."""
 
   policy: Policy
   screen_shape: tuple[int, int, int]
@@ -115,27 +118,42 @@ class World(NamedTuple):
   make_env: Any  # make_env(clean=False, quick=True) -> environment; practice asks for one as slow as the config says
   demonstrations: Any  # demonstrations(count, seed) -> episodes
   canaries: Any  # canaries() -> scripted episodes with a known score, for worker processes
+  sampler: Callable  # sampler(temperature) -> a sampler of this process without weights
   real: bool = False  # the computers are real: all there are belong to practice, and pop-ups come as they come
+  start: Callable | None = None  # start(key) -> parameters; None: policy.init's
+  base: Callable = lambda: None
+  env: Any = None
 
 
 def build(cfg: ml_collections.ConfigDict) -> World:
   """The parts a config names, all sizes checked. What a suite starts to make its lists (a browser to read goals) is gone again."""
-  computer = cfg.env.computer
-  if cfg.policy.name not in cfg.policy:
-    raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny' only")
+  computer, env, given, own = cfg.env.computer, cfg.env, {}, cfg.policy.get("checkpoint")
   suite = find("envs", computer.split("/")[0], having="make")
-  suite.check(cfg.env)
-  pieces, size = suite.vocabulary(computer, cfg.env)
-  policy = find("models", cfg.policy.name, having="make").make(cfg.policy[cfg.policy.name], pieces, size)
+  suite.check(env)
+  pieces, size = suite.vocabulary(computer, env)
+  tasks = suite.task_lists(computer, env)
+  if own:
+    grammar = env.get("grammar") or suite.grammar(computer)
+    read = find("models", "checkpoint").read(cfg.policy, own, grammar, size)
+    policy, env = read.policy, policies.suited(env, read.policy, grammar)
+    suite.check(env)
+    longest = max((task.goal for some in tasks.values() for task in some), key=len)
+    policy.prompt(longest, [np.zeros((size[1], size[0], 3), np.uint8)], "")  # refuses a budget that no prompt of it fits into
+    given = {"start": read.load, "base": read.base}
+  elif cfg.policy.name not in cfg.policy:
+    raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny', and policy.checkpoint")
+  else:
+    policy = find("models", cfg.policy.name, having="make").make(cfg.policy[cfg.policy.name], pieces, size)
   return World(
     policy=policy,
     screen_shape=(size[1], size[0], 3),
-    tasks=suite.task_lists(computer, cfg.env),
-    make_env=lambda clean=False, quick=True: suite.make(computer, cfg.env, clean, quick),
-    demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed, cfg.env),
-    canaries=lambda: suite.canaries(computer, cfg.env),
-    real=base.real(cfg),
-  )
+    tasks=tasks,
+    make_env=lambda clean=False, quick=True: suite.make(computer, env, clean, quick),
+    demonstrations=lambda count, seed: suite.demonstrations(computer, count, seed, env),
+    canaries=lambda: suite.canaries(computer, env),
+    sampler=policies.sessions(cfg, read) if own else lambda temperature: Sampler(policy, BUCKETS, temperature),
+    real=base.real(cfg), env=env, **given,
+  )  # fmt: skip
 
 
 def task_list_hash(tasks: list[Task]) -> str:
@@ -148,13 +166,13 @@ def computers(cfg: ml_collections.ConfigDict, world: World, tick: Callable[[], N
   process. tick: called while something waits for a worker; what it raises ends the wait."""
   if not cfg.practice.workers:
     return Inside([world.make_env(False, False) for _ in range(cfg.practice.slots)], threads=base.mode(cfg) == "async")
-  return Pool(spec_of(cfg.env), base.pool(cfg), canaries=world.canaries(), seed=cfg.seed, tick=tick)
+  return Pool(spec_of(world.env), base.pool(cfg), canaries=world.canaries(), seed=cfg.seed, tick=tick)
 
 
-def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path) -> Sampler | RemoteSampler:
+def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path) -> Any:
   """What writes the tries of practice: the sampler of this process, or the servers of sampler.endpoints."""
   if not cfg.sampler.endpoints:
-    return Sampler(world.policy, BUCKETS, cfg.practice.temperature)
+    return world.sampler(cfg.practice.temperature)
   from tools.serve import export_params  # which imports this file
 
   folder = cfg.sampler.folder or workdir / "published"
@@ -164,7 +182,7 @@ def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path)
 def plan(world: World, weights: Weights, protocol: Protocol, tries: int, seed: int) -> tuple[Sampler, list[Try]]:
   """The policy as the protocol samples it, and `tries` tries of every task under keys that no training run uses."""
   tries = 1 if protocol.greedy else tries  # a greedy try repeated is the same try
-  sampler = Sampler(world.policy, BUCKETS, 0.0 if protocol.greedy else 1.0)
+  sampler = world.sampler(0.0 if protocol.greedy else 1.0)
   sampler.load(weights)
   mark = sum(protocol.name.encode())
   key = lambda t, k: np.random.SeedSequence([seed, 0xE7A1, mark, t, k]).generate_state(2, np.uint32)
@@ -179,9 +197,10 @@ def run(
   """The episodes of `plan`. through(sampler, tries) -> episodes: the computers that practice has, where they are not in this process;
   simulated ones without pop-ups are in this process always."""
   sampler, asked = plan(world, weights, protocol, tries, seed)
-  if through is not None and (world.real or not protocol.clean):
-    return through(sampler, asked)
-  return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))]), asked, clock))
+  with closing(sampler):
+    if through is not None and (world.real or not protocol.clean):
+      return through(sampler, asked)
+    return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))]), asked, clock))
 
 
 def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 import evaluate
+import policies
 from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
@@ -30,17 +31,16 @@ from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
 from core.optimiser import check_finite, make_optimiser
-from core.pack import PackItem, shape_for, useful_share
+from core.pack import PackItem, useful_share
 from core.session import Session
 from core.state import Batch, Scores, TrainState, Weights
 from core.stop import EXIT_STOPPED, Stop, StopSignals
 from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
 from models import critic
-from rollout import curriculum, demos, gate, instruments
+from rollout import curriculum, demos, feed, gate, instruments
 from rollout.buffer import Buffer
 from rollout.curriculum import Curriculum, NoTaskLeft
-from rollout.feed import Feed
 from rollout.gather import Gathered
 from rollout.queue import Ledger
 from rollout.remote import BadSample, SamplerDown
@@ -59,10 +59,11 @@ BROKEN = (StreamBroken, PoolExhausted, SamplerDown, BadSample)  # what ends a ru
 def make_score(policy, temperature: float = 1.0):
   """score(params, frozen, batch) -> Scores: log-probability and entropy of every action token, by the path that also samples.
 
-  frozen: parameters of another model, for critics that read one."""
+  frozen: parameters that do not move: of another model, for critics that read one, or those that the policy's adapters join."""
   tempered = {} if temperature == 1.0 else {"temperature": temperature}
 
   def score(params, frozen, batch: Batch) -> Scores:
+    params = params if frozen is None else policy.join(frozen, params)
     features = policy.encode_images(params, batch.images)
     hidden = policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
     return Scores(*policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions, **tempered))
@@ -82,8 +83,8 @@ def make_update(score, loss, optimiser, leash: float = 0.0):
     total, metrics = loss(score(params, frozen, batch), batch)
     return total.sum, (total.count, metrics)
 
-  def copied(params, demo):
-    return leash * copy_loss(score(params, None, demo), demo)[0].mean()
+  def copied(params, frozen, demo):
+    return leash * copy_loss(score(params, frozen, demo), demo)[0].mean()
 
   @partial(jax.jit, donate_argnums=0)
   def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
@@ -94,7 +95,7 @@ def make_update(score, loss, optimiser, leash: float = 0.0):
     grads = jax.tree.map(lambda *g: sum(g) / count, *(g for _, g in parts))
     metrics = {name: sum((m[name] for (_, (_, m)), _ in parts[1:]), start=parts[0][0][1][1][name]) for name in parts[0][0][1][1]}
     if leash:
-      more, pull = jax.value_and_grad(copied)(state.params, demo)
+      more, pull = jax.value_and_grad(copied)(state.params, frozen, demo)
       value, grads = value + more, jax.tree.map(jnp.add, grads, pull)
     norm = optax.tree.norm(grads)
     good = jnp.isfinite(value) & jnp.isfinite(norm)
@@ -119,12 +120,11 @@ class Run:
     self.critics = {key: critic.build(kind, cfg.critic, self.policy) for key, kind in self.agent.critics.items()}
     self.scores = {"policy": make_score(self.policy, cfg.practice.temperature)} | {key: c.score for key, c in self.critics.items()}
     self.jitted = {key: jax.jit(score) for key, score in self.scores.items()}
-    size = partial(
-      shape_for, longest=self.policy.max_prompt + self.policy.max_action, most_actions=self.policy.max_action,
-      row_tokens=cfg.pack.row_tokens, images_per_record=1, tokens_per_image=self.policy.tokens_per_image,
-    )  # fmt: skip
-    minibatches = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
-    shapes = {n: size(n) for n in minibatches | {cfg.copy.batch, cfg.practice.leash_batch}}
+    policies.check_critics(cfg, self.critics)
+    self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
+    sizes = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
+    sizes |= {cfg.copy.batch, cfg.practice.leash_batch} if self.copies else set()
+    shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens)
     self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(cfg.alarms), StopSignals()
     self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"no sampling: {self.facts}")
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
@@ -138,7 +138,7 @@ class Run:
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
       self.session.parts[part] = getattr(self, part)
     blank = np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
-    self.feed = Feed(self.agent, self.policy, shapes, blank, self.buffer, self.rng, self.curriculum.rate, cfg.practice.micro_batches)
+    self.feed = feed.Feed(self.agent, self.policy, shapes, blank, self.buffer, self.rng, self.curriculum.rate, cfg.practice.micro_batches)
 
   facts = property(lambda self: self.session.facts)
 
@@ -160,7 +160,8 @@ class Run:
   def optimiser(self, key: str, copying: bool = False):
     """(optimiser, schedule) of one set of parameters."""
     knobs = self.cfg.copy if copying else self.cfg.practice if key == "policy" else self.cfg.critic
-    return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None)
+    lr = self.cfg.policy.lr if key == "policy" and self.cfg.policy.checkpoint else knobs.lr
+    return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None, lr)
 
   def learner(self, params, copying: bool) -> dict:
     """What is learnt, begun from `params`."""
@@ -168,11 +169,11 @@ class Run:
     return learner_lib.begin(params, optimiser, self.critics, bool(self.agent.reference), self.cfg.seed)
 
   def asked(self, learner: dict) -> dict:
-    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted)
+    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted, self.world.base())
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
-    self.session.save((0 if facts["phase"] == "copying" else self.cfg.copy.updates) + facts["done"], learner, snapshot)
+    self.session.save((0 if facts["phase"] == "copying" or not self.copies else self.cfg.copy.updates) + facts["done"], learner, snapshot)
 
 
 def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
@@ -186,7 +187,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       if run.stop.asked:
         run.save(learner)
         raise Stop
-      states["policy"], out = update(states["policy"], None, (run.feed.draw(demo_items, knobs.batch),), None)
+      states["policy"], out = update(states["policy"], run.world.base(), (run.feed.draw(demo_items, knobs.batch),), None)
       facts["done"] += 1
       run.dog.beat("copying")
       if facts["done"] % 50 == 0 or facts["done"] == knobs.updates:
@@ -206,8 +207,8 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
     said: list[dict] = []
     if run.facts["ready"] or phase.until:
       for batches in run.feed.steps(phase, got, run.asked(learner)):
-        demo = run.feed.draw(demo_items, knobs.leash_batch) if knobs.leash and phase.params_key == "policy" else None
-        frozen = learner_lib.frozen(learner, run.critics, phase.params_key)
+        demo = run.feed.draw(demo_items, knobs.leash_batch) if run.leash and phase.params_key == "policy" else None
+        frozen = learner_lib.frozen(learner, run.critics, phase.params_key, run.world.base())
         states[phase.params_key], out = update(states[phase.params_key], frozen, batches, demo)
         said.append(jax.device_get(out))
         run.dog.beat("training")
@@ -220,7 +221,7 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
 def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Own tries, graded, compared or judged, pushed up or down, and again under the new weights."""
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
-  phases = [(p.params_key, p.loss, knobs.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
+  phases = [(p.params_key, p.loss, run.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
@@ -285,16 +286,16 @@ def conclude(run: Run, params) -> None:
 
 def train(run: Run, demo_items: list[PackItem]) -> None:
   cfg, facts = run.cfg, run.facts
-  print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir), flush=True)
-  learner = jax.jit(lambda key: run.learner(run.policy.init(key), copying=True))(jax.random.key(cfg.seed))
-  if (saved := run.session.restore(learner)) is not None:
-    learner, facts = saved, run.facts
+  print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir, run.world.env), flush=True)
+  learner = run.session.restore(policies.begun(run, abstract=True)) or policies.begun(run)
+  if run.facts is not facts:
+    facts = run.facts
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
   if facts["phase"] == "copying":
     if cfg.copy.start:
       params, facts["evals"] = evaluate.copied(cfg, run.policy)
     else:
-      learner = copying(run, demo_items, learner)
+      learner = copying(run, demo_items, learner) if run.copies else learner
       run.save(learner)  # before the evaluations, which a signal may cut short
       params = learner["states"]["policy"].params
       for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
@@ -302,8 +303,9 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
         evaluate.measure(run, params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
     if cfg.curriculum.solvable_tries:
       run.curriculum.only(evaluate.solvable_tasks(run.world, params, cfg))
-    with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
-      copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
+    if run.copies:
+      with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
+        copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
     facts.update({"phase": "practice", "done": 0})
     learner = jax.jit(partial(run.learner, copying=False))(params)
     run.save(learner)
@@ -324,7 +326,8 @@ def main(argv: list[str]) -> int:
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
     evaluate.check_start(cfg)
-    episodes = read_trajectories(cfg.copy.path) if cfg.copy.path else run.world.demonstrations(cfg.copy.demonstrations, cfg.seed)
+    read = read_trajectories if cfg.copy.path else partial(run.world.demonstrations, seed=cfg.seed)
+    episodes = read(cfg.copy.path or cfg.copy.demonstrations) if run.copies else []
     demo_items = demos.items(episodes, run.policy)
     lock = hold(workdir)  # one process a workdir, until the end
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):

@@ -106,7 +106,7 @@ class Writer:
   def __init__(self, clock: Clock | None = None, fixed: float = 0.0, each: float = 0.0):
     self.clock, self.fixed, self.each, self.policy, self.tokenizer, self.batches = clock, fixed, each, self, self, []
 
-  def prompt(self, goal, screens, text):
+  def prompt(self, goal, screens, text, history=()):
     return _Prompt
 
   def decode(self, tokens) -> str:

@@ -36,15 +36,10 @@ SMOLLM2 = {
 }  # fmt: skip
 
 
-class Served(Policy):
-  """What of a Policy the sampler asks."""
-
-  unstack = staticmethod(decoder.unstack)
-
-
-def text_policy(cfg: ModelConfig, most: int) -> Served:
+def text_policy(cfg: ModelConfig, most: int) -> Policy:
   """A policy of ids alone, which nothing but its length ends."""
-  return Served(**dict.fromkeys(Policy._fields))._replace(
+  return Policy(**dict.fromkeys(Policy._fields))._replace(
+    unstack=decoder.unstack,
     tokenizer=types.SimpleNamespace(eos_id=-1), tokens_per_image=0, max_action=most,
     encode_images=lambda params, images: jnp.zeros((0, cfg.width)),
     init_cache=lambda batch, size: decoder.init_cache(cfg, batch, size),
@@ -59,7 +54,7 @@ def prompt_of(ids: np.ndarray) -> Prompt:
 
 
 class Ours:
-  def __init__(self, policy: Served, params, sessions: int, steps: int, append: int, write: int):
+  def __init__(self, policy: Policy, params, sessions: int, steps: int, append: int, write: int):
     places = -(-steps * (append + write) // 256) * 256
     spans = sorted({max(512, -(-places * part // 1024) * 256) for part in (1, 2, 3)} | {max(512, places)})
     self.sampler = SessionSampler(policy, sessions, spans, chunks=(32, 128, 352))
@@ -136,7 +131,7 @@ def fastest(works: dict, calls: int) -> dict[str, float]:
   return best
 
 
-def decoding(policy: Served, params, slots: int):
+def decoding(policy: Policy, params, slots: int):
   """A call that writes 8 tokens in each slot behind 64 others."""
   e = engine.Engine(policy, slots, (128,), (64,), 8, (-1,), 1.0)
   own, full = e.own(params), lambda value: np.full(slots, value, np.int32)
@@ -148,7 +143,7 @@ def decoding(policy: Served, params, slots: int):
   return call
 
 
-def small_measurements(policy: Served, params, vocab: int, slots: int, calls: int) -> dict[str, float]:
+def small_measurements(policy: Policy, params, vocab: int, slots: int, calls: int) -> dict[str, float]:
   """What decoding alone takes of the machine's bandwidth, and what log-probabilities cost."""
   matrix, product = jnp.ones((2 * vocab, 1024), jnp.float32), jax.jit(lambda m, v: m @ v)
   multiply = lambda: product(matrix, matrix[0]).block_until_ready()

@@ -18,6 +18,7 @@ def loop_defaults() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "copy": {
+        "when": "auto",  # always or never; auto: a checkpoint practises as it came, unless copy.path or copy.start says what to copy
         "path": "",  # trajectory records (JSON lines) to copy; empty = the simulator's scripted demonstrations
         "start": "",  # folder of another run, whose copied policy practice starts from: no copying then
         "demonstrations": 1500,  # scripted episodes
@@ -61,11 +62,13 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.env = find("envs", computer.split("/")[0]).defaults()
   cfg.env.update({"computer": computer})
   cfg.env.image = ""  # a QEMU disk image (osworld) or an adb serial (android); empty = the simulated computer
-  cfg.policy = ml_collections.ConfigDict({"name": "tiny", "checkpoint": ""})
+  cfg.policy = ml_collections.ConfigDict({"name": "tiny", "checkpoint": ""})  # a Hugging Face folder, with the knobs beside it; "" = tiny
   cfg.policy.tiny = find("models", "tiny").defaults()
+  cfg.policy.update(find("models", "checkpoint").defaults())
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
   cfg.sampler = remote.defaults()
+  cfg.sampler.sessions = find("rollout", "sessions").defaults()  # of a checkpoint's sampler
   cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())
   cfg.alarms = ml_collections.ConfigDict(metrics.defaults())
   cfg.gate = gate.defaults()
@@ -93,6 +96,11 @@ def lock(cfg: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 def mode(cfg) -> str:
   """ "sync" or "async": practice.mode, decided."""
   return cfg.practice.mode if cfg.practice.mode != "auto" else "async" if cfg.practice.workers else "sync"
+
+
+def copies(cfg) -> bool:
+  """Whether demonstrations are copied before practice: copy.when, decided."""
+  return cfg.copy.when == "always" or cfg.copy.when == "auto" and bool(not cfg.policy.checkpoint or cfg.copy.path or cfg.copy.start)
 
 
 def pool(cfg) -> ml_collections.ConfigDict:
@@ -131,6 +139,7 @@ def check(cfg) -> None:
   p, c = cfg.practice, cfg.copy
   wanted = {
     "seed": (cfg.seed, 0 <= cfg.seed < 2**62, "0 or more, below 2^62"),
+    "copy.when": (c.when, c.when in ("auto", "always", "never"), "auto, always or never"),
     "copy.demonstrations": (c.demonstrations, c.demonstrations >= 1, "1 or more episodes"),
     "copy.updates": (c.updates, c.updates >= 1, "1 or more"),
     "copy.batch": (c.batch, 1 <= c.batch <= 65536, "1 to 65536 steps"),
@@ -178,8 +187,7 @@ def check(cfg) -> None:
       raise ValueError(f"agent.{name} is {cfg.agent[name]} of practice.updates={p.updates}: none would be left to learn in, wanted fewer")
   if not p.workers and any(cfg.env.get("faults", {}).values()):
     raise ValueError("env.faults break the process they are in: wanted practice.workers=True with them, so that it is a worker's")
-  if cfg.policy.checkpoint:
-    raise ValueError(f"policy.checkpoint is {cfg.policy.checkpoint}, but this version trains the tiny policy only: leave it empty")
+  check_policy(cfg)
   real(cfg)
   for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
@@ -201,6 +209,25 @@ def _check_numbers(cfg) -> None:
       raise ValueError(f"practice.micro_batches is {cfg.practice.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
 
 
+def check_policy(cfg) -> None:
+  """What of the run does not go with a checkpoint's policy. The checkpoint's own knobs are checked where it is read."""
+  if cfg.policy.checkpoint and cfg.sampler.endpoints:
+    raise ValueError("sampler.endpoints with policy.checkpoint: servers take the tiny policy only in this version, leave one of them empty")
+  if cfg.policy.freeze_tower and (cfg.practice.weight_decay or cfg.copy.weight_decay):
+    raise ValueError("policy.freeze_tower with practice.weight_decay or copy.weight_decay above 0, which would move it: set both to 0")
+
+
+def policy(cfg) -> str:
+  """Which policy is trained and how it begins, in words."""
+  knobs = cfg.policy
+  begins = f"copies {cfg.copy.path or cfg.copy.start or 'scripted demonstrations'} first" if copies(cfg) else "practises as it is"
+  if not knobs.checkpoint:
+    return f"tiny, {begins} (a real one: --config.policy.checkpoint=FOLDER, docs/policies.md)"
+  learnt = f"adapters of rank {knobs.lora.rank} learn" if knobs.lora.rank else "all parameters learn"
+  context = f"the last {knobs.screens} observations" if knobs.mode == "window" else "all observations of an episode"
+  return f"{knobs.checkpoint}, {begins}; {learnt} at lr {knobs.lr:g} in {knobs.dtype}; it sees {context}, at most {knobs.max_prompt} tokens"
+
+
 def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
   """Says in plain words what a run is, before anything costly."""
   agent = cfg.agent
@@ -210,7 +237,7 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
       f"environment: {cfg.env.computer}, {(cfg.env.image or 'real') if real(cfg) else 'simulated'}, {cfg.practice.slots} "
       + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
       + ("" if real(cfg) else " (real phones: configs/android.py:real --config.env.image=...; real desktops are not built yet)"),
-      "policy: tiny, copied from scripted demonstrations (a real one, --config.policy.checkpoint=..., is not built yet)",
+      f"policy: {policy(cfg)}",
       *([f"sampler: {len(cfg.sampler.endpoints)} servers, {cfg.sampler.dialect}"] if cfg.sampler.endpoints else []),
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"
       + (

@@ -22,17 +22,20 @@ def begin(params: Any, optimiser: Callable[[str], Any], critics: Mapping[str, An
   return {"states": states, "frozen": {name: jax.tree.map(jnp.copy, params) for name in kept}}
 
 
-def frozen(learner: dict, critics: Mapping[str, Any], key: str) -> Any:
-  """The parameters that the model of this key reads without moving them."""
+def frozen(learner: dict, critics: Mapping[str, Any], key: str, base: Any = None) -> Any:
+  """The parameters that the model of this key reads without moving them. base: the policy's, where adapters to it are learnt."""
   if key == "policy":
-    return None
+    return base
   return learner["frozen"]["copied"] if critics[key].reads == "steps" else learner["states"]["policy"].params
 
 
-def asked(needs: Collection[str], learner: dict, critics: Mapping[str, Any], scores: Mapping[str, Callable]) -> dict[str, Callable]:
-  """What an algorithm needs to know of every episode before it gives credit, as functions of a batch. scores: of each key."""
+def asked(
+  needs: Collection[str], learner: dict, critics: Mapping[str, Any], scores: Mapping[str, Callable], base: Any = None
+) -> dict[str, Callable]:
+  """What an algorithm needs to know of every episode before it gives credit, as functions of a batch. scores: of each key; base: see
+  `frozen`."""
   states = learner["states"]
-  ask = lambda key, params, name: lambda batch: getattr(scores[key](params, frozen(learner, critics, key), batch), name)
+  ask = lambda key, params, name: lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), batch), name)
   policies = {"old_logp": states["policy"].params, "ref_logp": learner["frozen"].get("reference")}
   offers = {need: ("policy", params, "logp") for need, params in policies.items()}
   heads = {"value_logit": "critic", "step_value": "critic", "task_value": "instruction"}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import optax
 
 
-def make_optimiser(knobs, clip_norm: float, steps: int | None):
-  """AdamW after a clip of the global norm. steps: cosine decay over so many, or None for constant after the warm-up."""
+def make_optimiser(knobs, clip_norm: float, steps: int | None, lr: float | None = None):
+  """AdamW after a clip of the global norm. steps: cosine decay over so many, None = constant after the warm-up. lr: None = knobs.lr."""
+  lr = knobs.lr if lr is None else lr
   if steps is None:
-    constant = optax.schedules.constant_schedule(knobs.lr)  # a warm-up of 0 steps would stay at its start, 0, for good
-    schedule = optax.schedules.warmup_constant_schedule(0.0, knobs.lr, knobs.warmup) if knobs.warmup else constant
+    constant = optax.schedules.constant_schedule(lr)  # a warm-up of 0 steps would stay at its start, 0, for good
+    schedule = optax.schedules.warmup_constant_schedule(0.0, lr, knobs.warmup) if knobs.warmup else constant
   else:
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, knobs.lr, min(knobs.warmup, steps // 2), steps, 0.02 * knobs.lr)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, min(knobs.warmup, steps // 2), steps, 0.02 * lr)
   adam = optax.adamw(schedule, b2=0.99, weight_decay=knobs.weight_decay)
   return optax.chain(optax.clip_by_global_norm(clip_norm), adam), schedule
 

@@ -103,15 +103,16 @@ def number(episodes: list[list[PackItem]]) -> list[PackItem]:
 
 
 def shape_for(
-  records: int, longest: int, most_actions: int, row_tokens: int, images_per_record: int, tokens_per_image: int
-) -> PackShape:
+  records: int, longest: int, most_actions: int, row_tokens: int, images_per_record: int, tokens_per_image: int,
+  steps_per_record: int = 1,
+) -> PackShape:  # fmt: skip
   """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix. row_tokens 0: `longest`."""
   row_tokens = row_tokens or longest
   if longest > row_tokens:
     raise ValueError(f"pack.row_tokens is {row_tokens}: the longest record of this policy has {longest} tokens")
   a_row = row_tokens // longest
   shape = (-(-records // a_row), row_tokens, records * images_per_record, records, tokens_per_image)
-  return PackShape(*shape, row_actions=a_row * most_actions)
+  return PackShape(*shape, row_actions=a_row * most_actions, steps=records * steps_per_record)
 
 
 def fit_rows(
@@ -201,9 +202,7 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
 def unpack(values: np.ndarray, batch: Batch) -> list[np.ndarray]:
   """The [B, L] values of every record in a batch, in row order then segment order."""
   segment_ids = np.asarray(batch.segment_ids)
-  return [
-    np.asarray(values)[r][segment_ids[r] == s] for r in range(segment_ids.shape[0]) for s in range(1, int(segment_ids[r].max()) + 1)
-  ]
+  return [np.asarray(values)[r][segment_ids[r] == s] for r in range(segment_ids.shape[0]) for s in range(1, int(segment_ids[r].max()) + 1)]
 
 
 def useful_share(batch: Batch) -> float:

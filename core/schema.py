@@ -103,7 +103,7 @@ class Step:
 
   agent_tokens: how many tokens the agent wrote. think_seconds/env_seconds: wall clock of the two halves of the step.
   notes: what the environment says about this step for instruments only (e.g. popup kind on screen); never shown to
-  the policy.
+  the policy. seen: the observation's text, "" where there was none.
   """
 
   screen: Screen
@@ -115,6 +115,7 @@ class Step:
   think_seconds: float = 0.0
   env_seconds: float = 0.0
   notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+  seen: str = ""
 
 
 @dataclasses.dataclass

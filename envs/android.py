@@ -38,6 +38,8 @@ SETTLE_SPARE = 1.5  # seconds for the last screenshot of a screen that does not 
 def defaults() -> ml_collections.ConfigDict:
   """Knobs of real phones beside those of the simulated one; seconds unless said otherwise."""
   cfg = sim.defaults()
+  for name in ("text", "points", "shown"):  # a phone's own grammar has fractions, and nothing reads its screen
+    del cfg[name]
   cfg.update(
     {
       "image": "",  # serials or host:port, commas between, or avd:NAME; every environment has one of its own

@@ -8,7 +8,7 @@ and a Policy is this record. Forward functions are pure; `params` is a nested di
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +29,8 @@ class Tokenizer(Protocol):
 
 class Prompt(NamedTuple):
   """What the policy sees before it writes. tokens i32 [T]; positions i32 [P, T]; image_place i32 [M], first index of each
-  image's placeholders; images: uint8, what `encode_images` takes, one per image; next_position: of the first action token.
+  image's placeholders; images: uint8, what `encode_images` takes, one per image, the newest last; next_position: of the first
+  action token; image_step i32 [M]: whose step's screenshot each is, None = all the newest's.
   """
 
   tokens: np.ndarray
@@ -37,13 +38,24 @@ class Prompt(NamedTuple):
   image_place: np.ndarray
   images: np.ndarray
   next_position: int
+  image_step: np.ndarray | None = None
+
+
+class Seen(NamedTuple):
+  """An earlier step of the episode, as `Policy.prompt` takes it: the screenshot as `Policy.image` gives it, what was to be read,
+  the ids that were sampled."""
+
+  image: np.ndarray
+  text: str
+  written: Sequence[int]
 
 
 class Policy(NamedTuple):
   """A policy model as a record of pure functions.
 
   init(key) -> params
-  prompt(goal, screens, text) -> Prompt: host side, numpy; screens are uint8 [H, W, 3], the last k of them.
+  prompt(goal, screens, text, history) -> Prompt: host side, numpy; screens are uint8 [H, W, 3], the newest last; history: Seen of
+  every step before.
   positions(record) -> i32 [P, T] of a stored token record; image(screen) -> uint8, one screenshot as the encoder takes it.
   encode_images(params, images u8 [M, ...]) -> features [M * tokens_per_image, D]
   forward(params, tokens [B, L], positions [P, B, L], segment_ids [B, L], features, image_slot [B, L]) -> hidden [B, L, D]
@@ -52,6 +64,11 @@ class Policy(NamedTuple):
   init_cache(batch, size) -> cache; prefill(params, tokens, positions, valid, features, image_slot, cache) -> (hidden, cache)
   decode_step(params, token [B], position [B], cache) -> (hidden [B, D], cache); logits(params, hidden) -> f32 [..., V]
   embed(params, tokens [...]) -> [..., D]: word vectors, for critics that read the goal. width: D; max_goal: its tokens at most
+
+  screens: observations that stay in a prompt, 0 = the episode's all. unstack(params) -> the form that decodes fastest, for samplers that
+  keep a cache (rollout/sessions.py), whose decode_step also takes span=. join(base, params) -> what the functions above take, where only
+  a part of the parameters is learnt. space, shown: how it means points (envs.actions.MODES, "" = as the grammar says) and in an image of
+  which size (W, H).
   """
 
   name: str
@@ -73,6 +90,11 @@ class Policy(NamedTuple):
   decode_step: Callable
   logits: Callable
   embed: Callable
+  screens: int = 1
+  unstack: Callable | None = None
+  join: Callable | None = None
+  space: str = ""
+  shown: tuple[int, int] = (0, 0)
 
 
 class Critic(NamedTuple):

@@ -8,7 +8,8 @@ Layout: system · the instruction with the goal · then for every step its obser
 last `screens` observations and the text written before them; once one is dropped the prompt is a new record (`extends`).
 
 What goes when a prompt is over its budget, in either mode: the oldest observation, then the next, until only the newest is
-left; then the oldest written text, and so on. System, instruction and the newest observation never go: ValueError instead.
+left; then the oldest written text, and so on; then the end of the newest observation's text. System, instruction and the newest
+screenshot never go: ValueError instead.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ SPACES = {
   "fraction": "Points are fractions of the screenshot's width and height, from 0 to 1.",
   "": "",
 }
+SPACE_OF = {"phone": "fraction", "web": ""}  # of grammars that fix it; elsewhere it is the family's
 GOAL = "{goal}"
 MODES = ("append", "window")
 
@@ -116,7 +118,10 @@ class Tokenizer:
     path = pathlib.Path(folder) / "tokenizer.json"
     if not path.is_file():
       raise ValueError(f"{folder} has no tokenizer.json: copy it from where the checkpoint came from (other tokenizer files are not read)")
-    self._plain = tokenizers.Tokenizer.from_file(str(path))
+    try:
+      self._plain = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # noqa: BLE001 - the library raises nothing narrower
+      raise ValueError(f"{path} is no tokenizer that can be read ({' '.join(str(e).split())[:200]}); download it again") from e
     self._plain.encode_special_tokens = True
     self._plain.no_truncation()
     self._plain.no_padding()
@@ -192,6 +197,7 @@ class Chat:
   budget: int
   screens: int = 0
   system: str = ""
+  space: str = ""  # how points are meant: one of SPACES
 
   def head(self, goal: str) -> list[int]:
     """Ids of the system message and the instruction."""
@@ -218,6 +224,9 @@ class Chat:
       else:
         length -= len(written[kept])
         kept += 1
+    if length > self.budget:
+      observed[-1] = self._shortened(observed[-1], turns[-1], length - self.budget)
+      length = len(head) + len(observed[-1]) + len(written[-1])
     if length > self.budget:
       raise ValueError(
         f"a prompt of {len(head)} tokens of instruction and {len(observed[-1])} of one observation does not fit into {self.budget}: "
@@ -247,6 +256,12 @@ class Chat:
     image = "".join((t.image[0], t.image[1] * (rows * columns), t.image[2])) if rows else ""
     text = turn.text.strip() if t.strip else turn.text
     return self.tokenizer.encode_trusted(t.open.format(role="user") + image + GOAL + t.end + t.after, text)
+
+  def _shortened(self, ids: list[int], turn: Turn, tokens: int) -> list[int]:
+    """An observation without so many ids at the end of its text, or without its text where that is not enough."""
+    end = len(self.tokenizer.encode_trusted(self.tokenizer.template.end + self.tokenizer.template.after))
+    least = len(self._observation(turn._replace(text="")))
+    return ids[: max(len(ids) - tokens, least) - end] + ids[-end:]
 
   def _closed(self, written: Sequence[int]) -> list[int]:
     """What was sampled, then the end of the turn if it was cut off before it."""
@@ -287,10 +302,11 @@ def instruction(tokenizer: Tokenizer, grammar: str, space: str, size: tuple[int,
 
 def make_chat(
   cfg: ml_collections.ConfigDict, folder: str | pathlib.Path, template: Template, model: ModelConfig, grammar: str, space: str,
-  size: tuple[int, int] = (0, 0),
+  size: tuple[int, int] = (0, 0), shown: tuple[int, int] = (0, 0),
 ) -> Chat:  # fmt: skip
-  """The chat that a policy's knobs (mode, screens, max_prompt, max_action, max_goal, instruction, system) describe. ValueError of one
-  line where they do not fit each other or the checkpoint. space and size: see `instruction`."""
+  """The chat that a policy's knobs (mode, screens, max_prompt, max_action, max_goal, space, instruction, system) describe. ValueError of
+  one line where they do not fit each other or the checkpoint. space: the family's own; size, shown:
+  (W, H) of the screen, and as the model is shown it."""
   if cfg.mode not in MODES:
     raise ValueError(f"policy mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
   for name in ("screens", "max_prompt", "max_action", "max_goal"):
@@ -300,7 +316,8 @@ def make_chat(
   if longest > model.max_position:
     raise ValueError(f"policy max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions")
   tokenizer = Tokenizer(folder, template)
+  space = cfg.space or SPACE_OF.get(grammar, space)
   if tokenizer.vocab_size > model.vocab:
     raise ValueError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model of config.json {model.vocab}")
-  text = instruction(tokenizer, grammar, space, size, cfg.instruction)
-  return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system)
+  text = instruction(tokenizer, grammar, space, shown if space == "resized" else size, cfg.instruction)
+  return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system, space)

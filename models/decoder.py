@@ -234,7 +234,10 @@ def init_cache(cfg: ModelConfig, batch: int, size: int, dtype=jnp.float32) -> Ca
 
 
 def unstack(params: dict) -> dict:
-  """The same parameters with the layers as a tuple of trees: what the sampler decodes with, made once per weight update."""
+  """The same parameters (or adapters to them) with the layers as a tuple of trees: what the sampler decodes with, made once per weight
+  update."""
+  if "layers" not in params.get("model", {}):  # adapters to the vision tower alone
+    return params
   count = jax.tree.leaves(params["model"]["layers"])[0].shape[0]
   return params | {"model": params["model"] | {"layers": tuple(_layer(params, i) for i in range(count))}}
 

@@ -129,11 +129,12 @@ def locate(folder: str | os.PathLike, tree: dict[str, Any]) -> dict[tuple[str, .
     layers = range(leaf.shape[0]) if leaf.stacked else (None,)
     for layer in layers:
       if layer not in found[path]:
-        raise ValueError(f"{folder} lacks tensor {_spell(path, layer)}, which the model that config.json describes has")
+        raise ValueError(f"{folder} lacks tensor {spell(path, layer)}, which the model that config.json describes has")
   return {path: [parts[k] for k in sorted(parts, key=lambda k: k or 0)] for path, parts in found.items()}
 
 
-def _spell(path: tuple[str, ...], layer: int | None) -> str:
+def spell(path: tuple[str, ...], layer: int | None) -> str:
+  """The name of a leaf's tensor in a checkpoint; layer: which of a stacked leaf's."""
   at = next((i + 1 for i, key in enumerate(path) if key in STACKS), 0) if layer is not None else 0
   return ".".join((*path[:at], str(layer), *path[at:]) if at else path)
 

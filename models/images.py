@@ -59,7 +59,10 @@ def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int 
   found = next((p for name in ("preprocessor_config.json", "processor_config.json") if (p := folder / name).is_file()), None)
   if found is None:
     raise ValueError(f"{folder} has no preprocessor_config.json: copy it from where the checkpoint came from")
-  raw = json.loads(found.read_text(encoding="utf-8"))
+  try:
+    raw = json.loads(found.read_text(encoding="utf-8"))
+  except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    raise ValueError(f"{found} is not JSON: {e}") from e
   raw = raw.get("image_processor", raw)
   size = raw.get("size") or {}
   values = {

@@ -20,8 +20,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float = 1e-6) -> jax.Array:
 
 def linear(p: dict, x: jax.Array) -> jax.Array:
   """x [..., in] times weight [out, in] transposed, plus bias [out] where there is one, plus adapters where models/lora.py put them:
-  lora_a [r, in] (already scaled) and lora_b [out, r]."""
-  y = jnp.einsum("...i,oi->...o", x, p["weight"])
+  lora_a [r, in] (already scaled) and lora_b [out, r]. The weight may be int8 with a scale [out] (models/int8.py)."""
+  if "int8" in p:
+    y = jnp.einsum("...i,oi->...o", x, p["int8"].astype(x.dtype)) * p["scale"].astype(x.dtype)
+  else:
+    y = jnp.einsum("...i,oi->...o", x, p["weight"])
   if "bias" in p:
     y = y + p["bias"]
   if "lora_a" in p:

@@ -13,7 +13,7 @@ import numpy as np
 
 from core.schema import TokenRecord
 from models import decoder
-from models.base import Policy, Prompt
+from models.base import Policy, Prompt, Seen
 from models.chat import TEMPLATES, Chat, Turn, make_chat
 from models.config import ModelConfig
 
@@ -29,7 +29,7 @@ def defaults() -> ml_collections.ConfigDict:
       "max_action": 256,  # tokens the policy may write a step, the end of turn included
       "max_goal": 256,  # tokens of a goal, for critics that read it
       "template": "",  # of the chat, see models/chat.py; "" = the family's. SmolLM2 is a Llama that wants "smollm2"
-      "space": "",  # how points are meant, see models/chat.py; "" = not said
+      "space": "",  # how points are meant, see models/chat.py; "" = as the grammar has it
       "instruction": "",  # a text file with {goal} in it; "" = the one in models/chat.py
       "system": "",  # "" = what the family was trained with
       "remat": "full",  # what a training step keeps of each layer: see models/decoder.py
@@ -62,9 +62,13 @@ def make(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
     token_logprobs=lambda params, *args, **kwargs: decoder.token_logprobs(params, model, *args, **kwargs),
     init_cache=lambda batch, size: decoder.init_cache(model, batch, size, dtype),
     prefill=lambda params, tokens, at, valid, features, image_slot, cache: decoder.prefill(params, model, tokens, at, valid, cache, **how),
-    decode_step=lambda params, token, position, cache: decoder.decode_step(params, model, token, cache, **how),
+    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, model, token, cache, span=span, **how),
     logits=decoder.logits,
     embed=decoder.embed,
+    screens=chat.screens,
+    unstack=decoder.unstack,
+    space=chat.space,
+    shown=screen_size,
   )
 
 
@@ -77,14 +81,15 @@ def _check(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_siz
   if model.vision is not None:
     raise ValueError(f"{folder}/config.json: {model.family} sees screenshots; its file is models/{model.family}.py")
   template = TEMPLATES[cfg.template or CHATS[model.family]]._replace(image=None)
-  chat = make_chat(cfg, folder, template, model, grammar, cfg.space, screen_size)
+  chat = make_chat(cfg, folder, template, model, grammar, "pixels", screen_size)
   prompt(chat, "", "")  # refuses a budget that no prompt fits into
   return model, chat
 
 
-def prompt(chat: Chat, goal: str, text: str, history: Sequence[Turn] = ()) -> Prompt:
-  """The newest text after what was read and written before (history: turns without a size)."""
-  tokens = chat.prompt(goal, [*history, Turn((0, 0), text, None)]).tokens
+def prompt(chat: Chat, goal: str, text: str, history: Sequence[Seen] = ()) -> Prompt:
+  """The newest text after what was read and written before."""
+  turns = [Turn((0, 0), h.text, h.written) for h in history]
+  tokens = chat.prompt(goal, [*turns, Turn((0, 0), text, None)]).tokens
   return Prompt(tokens, _count(len(tokens)), np.zeros(0, np.int32), np.zeros((0, 0), np.uint8), len(tokens))
 
 

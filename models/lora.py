@@ -77,6 +77,8 @@ def merge(base: dict, adapters: dict, cfg: ml_collections.ConfigDict) -> dict:
 
 def _join(base: dict, adapters: dict, leaf) -> dict:
   """base with leaf(linear map, adapter) in place of every linear map that has an adapter."""
+  if isinstance(base, tuple):  # layers unstacked, as the sampler has them
+    return tuple(_join(b, a, leaf) for b, a in zip(base, adapters, strict=True))
   if "lora_a" in adapters:
     return leaf(base, adapters)
   return base | {key: _join(base[key], below, leaf) for key, below in adapters.items()}

@@ -11,6 +11,7 @@ action, so that the length of the goal does not move the action about.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from core.schema import TokenRecord
-from models.base import Policy, Prompt
+from models.base import Policy, Prompt, Seen
 from models.layers import attend, rms_norm
 
 SPECIALS = ("<pad>", "<eos>", "<image>")
@@ -203,9 +204,9 @@ def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[i
   )
 
 
-def prompt(s: Shape, tokenizer: Tokenizer, goal: str, screens: list[np.ndarray], text: str = "") -> Prompt:
+def prompt(s: Shape, tokenizer: Tokenizer, goal: str, screens: list[np.ndarray], text: str = "", history: Sequence[Seen] = ()) -> Prompt:
   """Goal, then the newest screenshot. The tiny policy reads no text observation and only the last screen."""
-  del text
+  del text, history
   ids = tokenizer.encode(goal)
   if len(ids) > s.max_goal:
     raise ValueError(f"goal {goal!r} has {len(ids)} tokens, the tiny policy takes {s.max_goal}: raise policy.tiny.max_goal")

@@ -18,7 +18,7 @@ import numpy as np
 
 from core.schema import TokenRecord
 from models import decoder
-from models.base import Policy, Prompt
+from models.base import Policy, Prompt, Seen
 from models.chat import Chat, Template, Turn, make_chat
 from models.config import ModelConfig
 from models.decoder import Vision
@@ -58,6 +58,7 @@ def defaults() -> ml_collections.ConfigDict:
       "max_goal": 256,  # tokens of a goal, for critics that read it
       "min_pixels": 0,  # of a resized screenshot; 0 = the checkpoint's preprocessor_config.json
       "max_pixels": 0,
+      "space": "",  # how points are meant, see models/chat.py; "" = as the grammar or the family has it
       "instruction": "",  # a text file with {goal} in it; "" = the one in models/chat.py
       "system": "",  # "" = what the family was trained with
       "freeze_tower": False,  # no gradient into the vision tower; its features may then be kept by Patches.key
@@ -99,14 +100,6 @@ def encode_images(params: dict, cfg: VLConfig, patches: jax.Array, plan: VisionP
   return cfg.tower.encode(visual, cfg.vision, cfg.images, patches, plan, run)
 
 
-class Seen(NamedTuple):
-  """An earlier step of the episode, as `prompt` takes it: the screenshot's patches, what was to be read, the ids that were sampled."""
-
-  patches: Patches
-  text: str
-  written: Sequence[int]
-
-
 @dataclasses.dataclass(frozen=True)
 class Setup:
   """One policy: a model, a chat and a screen size. plan: of one screenshot; size: its (rows, columns) in tokens."""
@@ -146,9 +139,15 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
     token_logprobs=lambda params, *args, **kwargs: decoder.token_logprobs(params, text, *args, **kwargs),
     init_cache=lambda batch, size: decoder.init_cache(text, batch, size, s.dtype),
     prefill=partial(prefill, s),
-    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache, attention=s.run.attention),
+    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(
+      params, text, token, cache, span=span, attention=s.run.attention
+    ),
     logits=decoder.logits,
     embed=decoder.embed,
+    screens=s.chat.screens,
+    unstack=decoder.unstack,
+    space=s.chat.space,
+    shown=resized(screen_size, s.cfg.images),
   )
 
 
@@ -158,7 +157,7 @@ def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: st
     raise ValueError(f"policy remat is {cfg.remat!r}; there are {', '.join(decoder.REMAT)}")
   model = read_config(folder, tower, cfg.min_pixels, cfg.max_pixels)
   shown = resized(screen_size, model.images)
-  chat = make_chat(cfg, folder, tower.template, model.text, grammar, tower.space, shown)
+  chat = make_chat(cfg, folder, tower.template, model.text, grammar, tower.space, screen_size, shown)
   image_id = chat.tokenizer.image_id
   if image_id != model.text.image_token_id:
     raise ValueError(f"{folder}: an image token is {image_id} in tokenizer.json and {model.text.image_token_id} in config.json")
@@ -186,8 +185,8 @@ def prompt(s: Setup, goal: str, screens: list[np.ndarray], text: str = "", histo
   turns = [Turn(s.size, h.text, h.written) for h in history] + [Turn(s.size, text, None)]
   context = s.chat.prompt(goal, turns)
   at, after = mrope_positions(len(context.tokens), context.image_place, context.sizes)
-  shown = [*(h.patches for h in history), newest]
-  return Prompt(context.tokens, at, context.image_place, np.stack([shown[h].patches for h in context.image_turn]), after)
+  shown = [*(h.image for h in history), newest.patches]
+  return Prompt(context.tokens, at, context.image_place, np.stack([shown[h] for h in context.image_turn]), after, context.image_turn)
 
 
 def positions(s: Setup, record: TokenRecord) -> np.ndarray:

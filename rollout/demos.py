@@ -10,23 +10,25 @@ from core.pack import PackItem, episode_items
 from core.schema import Credit, Episode
 from models.base import Policy
 from rollout.sampler import Sampled
-from rollout.turn import make_record
+from rollout.turn import add_record, seen
 
 
 def with_records(episode: Episode, policy: Policy) -> Episode:
   """A demonstration with token records of its text, in the contexts the policy would have seen. Log-probabilities are 0: nobody
   sampled these tokens, so they serve copying only."""
-  records = []
+  records, past = [], []
   for h, step in enumerate(episode.steps):
     ids = policy.tokenizer.encode(step.text) + [policy.tokenizer.eos_id]
     if len(ids) > policy.max_action:
       raise ValueError(
         f"demonstration {episode.task_id} step {h + 1}: {step.text[:60]!r} has {len(ids)} tokens, the policy writes at most "
-        f"{policy.max_action} a step: raise policy.{policy.name}.max_action"
+        f"{policy.max_action} a step: raise policy.{'tiny.' if policy.name == 'tiny' else ''}max_action"
       )
     nothing = np.zeros(len(ids), np.float32)
     sampled = Sampled(np.array(ids, np.int32), nothing, nothing, -1)
-    records.append(make_record(policy.prompt(episode.goal, [step.screen.pixels], ""), sampled, h))
+    prompt = policy.prompt(episode.goal, [step.screen.pixels], step.seen, past)
+    add_record(records, prompt, sampled, h)
+    past.append(seen(prompt, step.seen, sampled.tokens))
   return dataclasses.replace(episode, records=records)
 
 

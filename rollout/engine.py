@@ -38,9 +38,9 @@ def draw(logits: jax.Array, key: jax.Array, index: jax.Array, temperature: float
 class Engine:
   """A cache of `slots` rows and max(spans) places, and what runs on it.
 
-  policy: its cache must be a NamedTuple of length i32 [B], next_position i32 [B] and leaves [B, S, ...]; `policy.unstack` brings
-  parameters into the form that decodes fastest; `policy.decode_step` takes span=, how many places of the cache are read. chunks: sizes of a
-  prefill; spans: lengths of the cache that a program may read; steps: tokens a decode writes at most; stops: ids that end an action.
+  policy: its cache must be a NamedTuple of length i32 [B], next_position i32 [B] and leaves [B, S, ...]; it has `unstack`, and its
+  decode_step takes span=, how many places of the cache are read (models/base.py). chunks: sizes of a prefill; spans: lengths of the cache
+  that a program may read; steps: tokens a decode writes at most; stops: ids that end an action.
   """
 
   def __init__(

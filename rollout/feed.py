@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
 import numpy as np
 
-from core.pack import PackItem, PackShape, arrange, bins, episode_items, number, step_batch, to_batch
+from core.pack import PackItem, PackShape, arrange, bins, episode_items, number, shape_for, step_batch, to_batch
 from core.schema import Credit, Episode, EpisodeScores, Group, Task
 from core.state import Batch, StepBatch
 from models.base import Policy
 from rollout import scoring
 from rollout.buffer import Buffer, draw_steps
 from rollout.gather import Gathered
+
+
+def shapes(policy: Policy, sizes: Iterable[int], tasks: Iterable[Task], row_tokens: int) -> dict[int, PackShape]:
+  """The packed shape of each minibatch size. tasks: all there are, whose limits say how many steps an episode may have. A record of a
+  policy with several screens holds as many steps, one with all screens the whole episode."""
+  limit = max(task.limits.steps for task in tasks)
+  longest, steps = policy.max_prompt + policy.max_action, min(policy.screens or limit, limit)
+  images = min(steps, policy.max_prompt // policy.tokens_per_image) if policy.tokens_per_image else 0
+  return {
+    n: shape_for(
+      n, longest=longest, most_actions=min(longest, steps * policy.max_action), row_tokens=row_tokens, images_per_record=images,
+      tokens_per_image=policy.tokens_per_image, steps_per_record=steps,
+    ) for n in sizes
+  }  # fmt: skip
 
 
 class Feed:

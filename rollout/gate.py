@@ -134,10 +134,13 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
   return [tasks[i * len(tasks) // count] for i in range(count)] if count < len(tasks) else list(tasks)
 
 
-def examine(cfg: ml_collections.ConfigDict, knobs: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any) -> dict[str, Any]:
-  """Plays known-good and do-nothing episodes and returns the record of check_env.json. cfg: a run's config; knobs: as `defaults`."""
+def examine(
+  cfg: ml_collections.ConfigDict, knobs: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, env: Any = None
+) -> dict[str, Any]:
+  """Plays known-good and do-nothing episodes and returns the record of check_env.json. cfg: a run's config; knobs: as `defaults`; env:
+  the environment's knobs where they are not cfg.env, but what a checkpoint's policy needs."""
   suite = find("envs", cfg.env.computer.split("/")[0], having="make")
-  scripts = solutions(suite, cfg.env.computer, cfg.env, spread(tasks, knobs.known_good)) if knobs.known_good else []
+  scripts = solutions(suite, cfg.env.computer, env or cfg.env, spread(tasks, knobs.known_good)) if knobs.known_good else []
   idle = [do_nothing(task) for task in spread(tasks, knobs.do_nothing)] if knobs.do_nothing else []
   plays: dict[str, list[Played]] = collections.defaultdict(list)
   untouched = play(computers, idle, knobs.seconds)
@@ -222,12 +225,12 @@ def read(workdir: str | os.PathLike) -> dict[str, Any] | None:
     raise ValueError(f"{path} cannot be read ({error!r}): run python -m tools.check_env again") from error
 
 
-def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, workdir: str | os.PathLike) -> str:
+def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, workdir: str | os.PathLike, env: Any = None) -> str:
   """What train.py asks before it trains: GateClosed unless known episodes score as known and the labels, if any, bear the grader out.
   Returns what was seen, in one line. A larger record without complaint (tools/check_env.py) stays where this one has none either."""
   knobs, seen = cfg.gate, []
   if knobs.known_good or knobs.do_nothing:
-    record, standing = examine(cfg, knobs, tasks, computers), read(workdir)
+    record, standing = examine(cfg, knobs, tasks, computers, env), read(workdir)
     path, why = pathlib.Path(os.path.abspath(workdir)) / FILE, complaint(record)
     if why or standing is None or complaint(standing) or len(standing["episodes"]) <= len(record["episodes"]):
       write(workdir, record)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from core.schema import Episode
+from models.base import Prompt
 from rollout.sampler import Sampler
 from rollout.turn import Try, Turn
 
@@ -23,6 +24,7 @@ class Lane:
 
   def __init__(self, sampler: Sampler, take: Callable[[], Try | None]):
     self.sampler, self._take = sampler, take
+    self.sessions = hasattr(sampler, "poll")  # it keeps an episode's cache between its steps, and is asked without waiting for it
     self.again: collections.deque[Try] = collections.deque()  # to be started before any other
     self.faults: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
 
@@ -45,6 +47,7 @@ class Scheduler:
     self.computers, self.reruns, self.patience, self.clock, self.now = computers, reruns, patience, clock, now or time.monotonic
     self.turns: dict[Any, tuple[Turn, Lane]] = {}  # by lease
     self._asking: list[tuple[Turn, Lane]] = []
+    self._writing: dict[Turn, tuple[Lane, Prompt, float]] = {}  # what a sampler with sessions is at, since when
     self.heard = self._since = self.now()  # when a computer last answered; when `utilisation` was last asked for
     self._last, self._occupied, self._stepping = self.heard, 0.0, 0.0
 
@@ -57,13 +60,13 @@ class Scheduler:
     ended; where none did, samples for all that ask. lanes: the most urgent first."""
     began, thinking = self.now(), 0.0
     self._start(lanes)
-    ended = self._hear(0.0 if self._asking else wait)
-    if not ended and self._asking and len(self._asking) < self.busy:
+    ended = self._hear(0.0 if self._asking or self._writing else wait)
+    if not ended and self._asking and not self._writing and len(self._asking) < self.busy:
       ended = self._hear(self.patience)
     if not ended:  # else what has just become free is started first
       asking, self._asking = self._asking, []
-      for lane in dict.fromkeys(lane for _, lane in asking):
-        thinking += self._sample(lane.sampler, [turn for turn, whose in asking if whose is lane])
+      for lane in dict.fromkeys([*(lane for _, lane in asking), *(lane for lane, _, _ in self._writing.values())]):
+        thinking += (self._poll if lane.sessions else self._sample)(lane, [turn for turn, whose in asking if whose is lane])
     self.clock("environments", self.now() - began - thinking)
     return ended
 
@@ -89,6 +92,9 @@ class Scheduler:
       if episode is not None:
         del self.turns[lease]
         lease.release()
+        if lane.sessions:
+          self._writing.pop(turn, None)
+          lane.sampler.end(turn)
         ended += self._ended(lane, turn.trial, episode)
       elif turn.asks:
         self._asking.append((turn, lane))
@@ -104,7 +110,22 @@ class Scheduler:
     episode.notes["faults"] = lane.faults.pop((episode.group, episode.try_index))
     return [(lane, episode)]
 
-  def _sample(self, sampler: Sampler, asking: list[Turn]) -> float:
+  def _poll(self, lane: Lane, asking: list[Turn]) -> float:
+    """A little work of a sampler with sessions: whoever is done acts, the others write on beside it."""
+    began, sampler = self.now(), lane.sampler
+    for turn in asking:
+      prompt = turn.prompt()
+      sampler.ask(turn, prompt, turn.key())
+      self._writing[turn] = lane, prompt, began
+    for turn, out in sampler.poll():
+      _, prompt, since = self._writing.pop(turn)
+      turn.act(prompt, out, self.now() - since)
+    seconds = self.now() - began
+    self.clock("sampling", seconds)
+    return seconds
+
+  def _sample(self, lane: Lane, asking: list[Turn]) -> float:
+    sampler = lane.sampler
     prompts, keys = [turn.prompt() for turn in asking], np.stack([turn.key() for turn in asking])
     began = self.now()
     sampled = sampler.act(prompts, keys)

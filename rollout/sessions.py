@@ -9,134 +9,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from core.state import Weights
 from models.base import Policy, Prompt
 from rollout.engine import Engine, Written
 from rollout.sampler import Sampled
-
-
-@dataclasses.dataclass(eq=False)
-class Slot:
-  """What the host knows of a row of the cache: of its first `filled` places the token, its positions, the version of the weights that
-  computed it, and the images by place (content key). owner: the session whose it is, None = free, its content good for others."""
-
-  index: int
-  tokens: np.ndarray  # i32 [S]
-  positions: np.ndarray  # i32 [P, S]
-  stamp: np.ndarray  # i32 [S]
-  images: dict[int, str] = dataclasses.field(default_factory=dict)
-  filled: int = 0
-  owner: Session | None = None
-  used: int = 0
-
-  def put(self, tokens: np.ndarray, positions: np.ndarray, version: int) -> None:
-    end = self.filled + len(tokens)
-    where = slice(self.filled, end)
-    self.tokens[where], self.positions[:, where], self.stamp[where], self.filled = tokens, positions, version, end
-
-  def cut(self, places: int) -> None:
-    self.filled = places
-    self.images = {p: key for p, key in self.images.items() if p < places}
-
-  def take(self, other: Slot, places: int) -> None:
-    for mine, theirs in ((self.tokens, other.tokens), (self.positions.T, other.positions.T), (self.stamp, other.stamp)):
-      mine[:places] = theirs[:places]
-    self.images = dict(other.images)
-    self.cut(places)
-
-  def common(self, ask: Ask) -> int:
-    """How many of the first places hold what `ask` begins with: ids, positions and the images' contents."""
-    n = min(self.filled, len(ask.tokens))
-    differs = (self.tokens[:n] != ask.tokens[:n]) | (self.positions[:, :n] != ask.positions[:, :n]).any(0)
-    n = int(differs.argmax()) if differs.any() else n
-    return min([n, *(p for p, _ in self.images.items() ^ ask.images.items())])
-
-
-@dataclasses.dataclass(eq=False)
-class Ask:
-  """A step under way. tokens, positions: the prompt and what was written so far; images: content key by place; pixels: by key."""
-
-  session: Session
-  key: np.ndarray
-  prompt: int
-  tokens: np.ndarray
-  positions: np.ndarray
-  images: dict[int, str]
-  pixels: np.ndarray
-  placed: bool = False  # it has its slot and is being filled
-  logp: list[float] = dataclasses.field(default_factory=list)
-  entropy: list[float] = dataclasses.field(default_factory=list)
-  version: list[int] = dataclasses.field(default_factory=list)
-
-  @property
-  def written(self) -> np.ndarray:
-    return self.tokens[self.prompt :]
-
-  def write(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
-    at = self.positions.max() + 1 + np.arange(len(tokens), dtype=np.int32)
-    self.tokens = np.concatenate([self.tokens, tokens])
-    self.positions = np.concatenate([self.positions, np.broadcast_to(at, (len(self.positions), len(at)))], axis=1)
-    self.logp, self.entropy = self.logp + logp.tolist(), self.entropy + entropy.tolist()
-    self.version = self.version + [version] * len(tokens)
-
-  def cut(self, written: int) -> None:
-    end = self.prompt + written
-    self.tokens, self.positions = self.tokens[:end], self.positions[:, :end]
-    for a in (self.logp, self.entropy, self.version):
-      del a[written:]
-
-  def sampled(self) -> Sampled:
-    f32, version = lambda a: np.array(a, np.float32), np.array(self.version, np.int32)
-    return Sampled(self.written, f32(self.logp), f32(self.entropy), version if len(set(self.version)) > 1 else int(version[0]))
-
-
-@dataclasses.dataclass(eq=False)
-class Session:
-  """An episode. tokens: all ids of its last step, by which the next one's new part is counted; shown: the images of its last prompt
-  with their content keys."""
-
-  name: Hashable
-  slot: Slot | None = None
-  ask: Ask | None = None
-  tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-  shown: list[tuple[np.ndarray, str]] = dataclasses.field(default_factory=list)
-
-  def show(self, images: np.ndarray) -> list[str]:
-    """Content keys of a prompt's images. Those that stood in the last prompt are compared, which is faster than hashing them again."""
-    known = lambda i, image: i < len(self.shown) and np.array_equal(self.shown[i][0], image)
-    self.shown = [(image, self.shown[i][1] if known(i, image) else _content(image)) for i, image in enumerate(images)]
-    return [key for _, key in self.shown]
-
-
-@dataclasses.dataclass
-class Counts:
-  """Since the sampler was made. new: prompt tokens that their session had not seen before, each step's last written one among them;
-  prefilled: tokens that went through a prefill; padded: places that they took, padding included; copied: places taken over from another
-  slot's cache; restarted: prompts that did not extend their session's last; evicted: slots taken from a session; stale: tokens written on
-  a cache that older weights filled; images, image_hits: encoded, and found encoded."""
-
-  new: int = 0
-  prefilled: int = 0
-  padded: int = 0
-  decoded: int = 0
-  copied: int = 0
-  restarted: int = 0
-  evicted: int = 0
-  stale: int = 0
-  images: int = 0
-  image_hits: int = 0
-
-  @property
-  def amplification(self) -> float:
-    """Tokens prefilled over tokens that were new: 1 is ideal, less where a group shared."""
-    return self.prefilled / max(1, self.new)
+from rollout.slots import Ask, Counts, Session, Slot
 
 
 class SessionSampler:
@@ -146,21 +30,23 @@ class SessionSampler:
   span is the cache's length; temperature: 1.0 while training, 0 = greedy, for evaluation only; stop: texts that end an action as the end
   of turn does; stop_ids: ids that do; most: tokens an action may have, 0 = the policy's; on_load: "keep" caches that older weights
   filled, within their own session, or "rebuild" them before the next token; frozen_tower: image features outlive a load; burst: tokens of
-  prefill after which those that write get their turn; images_kept: features kept on the device.
+  prefill after which those that write get their turn; images_kept: features kept on the device; base: parameters that are never loaded
+  again, where what is loaded joins them (`policy.join`).
   """
 
   def __init__(
     self, policy: Policy, slots: int, spans: Sequence[int], *, chunks: Sequence[int] = (32, 128, 512), steps: int = 8,
     temperature: float = 1.0, stop: Sequence[str] = (), stop_ids: Sequence[int] = (), most: int = 0, on_load: str = "keep",
-    frozen_tower: bool = False, burst: int = 4096, images_kept: int = 64,
+    frozen_tower: bool = False, burst: int = 4096, images_kept: int = 64, base: Any = None,
   ):  # fmt: skip
-    _check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept)
+    check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept)
     self.policy, self.temperature, self.stop, self.on_load, self.burst = policy, temperature, tuple(stop), on_load, burst
     self.frozen_tower, self.images_kept, self.most = frozen_tower, images_kept, most or policy.max_action
     self.engine = Engine(policy, slots, spans, chunks, steps, (policy.tokenizer.eos_id, *stop_ids), temperature)
+    self._base = None if base is None else self.engine.own(base)
     self.slots: list[Slot] = []  # made by the first prompt, which says how many axes positions have
     self.sessions: dict[Hashable, Session] = {}
-    self.counts = Counts()
+    self.counts, self._told = Counts(), Counts()
     self.weights: Weights | None = None
     self._next: Weights | None = None
     self._loading = threading.Lock()
@@ -176,6 +62,13 @@ class SessionSampler:
     """Action tokens written so far."""
     return self.counts.decoded
 
+  def curves(self) -> dict[str, float]:
+    """Since it was last asked for."""
+    now, before, self._told = dataclasses.replace(self.counts), self._told, dataclasses.replace(self.counts)
+    for name, value in vars(before).items():
+      setattr(now, name, getattr(now, name) - value)
+    return {"rate/prefill_amplification": now.amplification, "rate/stale_tokens": now.stale / max(1, now.decoded)}
+
   @property
   def busy(self) -> int:
     """Sessions that ask: while there are any, `poll` has work."""
@@ -185,7 +78,8 @@ class SessionSampler:
 
   def load(self, weights: Weights) -> None:
     """Swaps the weights before the next token. A copy is kept: the learner donates its own."""
-    mine = Weights(self.engine.own(weights.params), weights.version)
+    params = self.engine.own(weights.params)
+    mine = Weights(params if self._base is None else self.policy.join(self._base, params), weights.version)
     with self._loading:
       self._next = mine
 
@@ -284,6 +178,8 @@ class SessionSampler:
     self.weights = new
     if not self.frozen_tower:
       self._features.clear()
+    if not self.sessions:  # nothing is under way: begun as a new sampler would, which a resumed run has
+      self.slots, self._clock = [], 0
     if self.on_load == "rebuild":
       for slot in self.slots:
         slot.cut(0)
@@ -452,11 +348,25 @@ class SessionSampler:
       )
 
 
-def _content(image: np.ndarray) -> str:
-  return hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).hexdigest()
+def defaults() -> ml_collections.ConfigDict:
+  """Knobs of a run, sampler.sessions; docs/sampler.md says how to choose them."""
+  return ml_collections.ConfigDict(
+    {
+      "slots": 0,  # episodes that write at once; 0 = practice.slots
+      "spans": (),  # lengths of the cache that a program may read; () = a quarter, half and all of what a step may need
+      "chunks": (32, 128, 512),  # tokens of a prefill
+      "steps": 8,  # tokens written before the host hears of it
+      "stop": (),  # texts that end an action
+      "on_load": "keep",  # caches that older weights filled; or "rebuild" them
+      "burst": 4096,  # tokens of prefill after which those that write get their turn
+      "images_kept": 64,  # features of screenshots on the device
+      "int8": False,  # the sampler's weights as int8, a scale a row: lighter, and no longer the learner's (policy/mismatch_kl)
+    }
+  )
 
 
-def _check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept) -> None:
+def check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept) -> None:
+  """Domains of what a SessionSampler is made with; each failure one line."""
   whole = lambda *values: all(v == int(v) and v >= 1 for v in values)
   wanted = (
     ("slots", slots, whole(slots), "1 or more"),

@@ -55,7 +55,7 @@ class Rounds:
     return list(collect(sampler, self.computers, tries, clock))
 
   def curves(self) -> dict[str, float]:
-    return {}
+    return self.sampler.curves() if hasattr(self.sampler, "curves") else {}
 
   def report(self) -> str:
     return self.computers.report()

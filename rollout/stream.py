@@ -183,8 +183,8 @@ class Stream:
       raise StreamBroken(f"no computer gave a sign of life for {self.silence:.0f} seconds: {self.report()}")
 
   def curves(self) -> dict[str, float]:
-    """How busy the computers were since it was last asked for."""
-    return self.scheduler.utilisation()
+    """How busy the computers and the sampler were since it was last asked for."""
+    return self.scheduler.utilisation() | (self.sampler.curves() if hasattr(self.sampler, "curves") else {})
 
   def report(self) -> str:
     """Who waits for what, for a watchdog's last words."""

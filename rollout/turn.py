@@ -12,7 +12,7 @@ import numpy as np
 from core.schema import End, Episode, Screen, Step, Task, TokenRecord, Unreadable
 from envs import actions
 from envs.leases import Result
-from models.base import Policy
+from models.base import Policy, Prompt, Seen
 from rollout.sampler import Sampled
 
 
@@ -36,6 +36,7 @@ class Turn:
     self.started, self.asks = self.now(), False
     self.steps: list[Step] = []
     self.records: list[TokenRecord] = []
+    self.past: list[Seen] = []
     self.screen: Screen | None = None
     lease.submit_reset(trial.task)
 
@@ -45,8 +46,8 @@ class Turn:
       return self._end(End.INFRA_ERROR, type(result.error).__name__, {})
     return {"reset": self._opened, "step": self._stepped, "expire": self._expired}[result.op](result)
 
-  def prompt(self):
-    return self.policy.prompt(self.obs["goal"], [self.obs["screenshot"]], self.obs["text"])
+  def prompt(self) -> Prompt:
+    return self.policy.prompt(self.obs["goal"], [self.obs["screenshot"]], self.obs["text"], self.past)
 
   def key(self) -> np.ndarray:
     """This step's sampling key, from the try's own: the draw does not depend on who shares the batch."""
@@ -71,7 +72,8 @@ class Turn:
     raw, point = (None, None) if isinstance(action, Unreadable) else actions.aim(action)
     if not isinstance(action, Unreadable):  # numbers as numbers: how they were spelled stands in the text
       action = dataclasses.replace(action, args=plain(action.args), model_args=plain(action.model_args))
-    self.records.append(make_record(prompt, sampled, len(self.steps)))
+    add_record(self.records, prompt, sampled, len(self.steps))
+    self.past.append(seen(prompt, self.obs["text"], sampled.tokens))
     self.steps.append(
       Step(
         self.screen,
@@ -83,6 +85,7 @@ class Turn:
         think_seconds,
         result.seconds,
         self.notes | {"entropy": float(sampled.entropy.sum())},
+        self.obs["text"],
       )  # fmt: skip
     )
     self._look(obs, info)
@@ -132,5 +135,27 @@ def make_record(prompt, sampled: Sampled, step: int) -> TokenRecord:
     version=join(-1, np.full(a, sampled.version, np.int32)),
     step=np.full(n + a, step, np.int32),
     image_place=np.asarray(prompt.image_place, np.int32),
-    image_step=np.full(len(prompt.image_place), step, np.int32),
+    image_step=np.full(len(prompt.image_place), step, np.int32) if prompt.image_step is None else prompt.image_step,
   )
+
+
+def add_record(records: list[TokenRecord], prompt: Prompt, sampled: Sampled, step: int) -> None:
+  """Puts down what a step saw and wrote: the last record grows where the prompt goes on from its end, else another begins."""
+  new = make_record(prompt, sampled, step)
+  if not records or not _goes_on(records[-1], prompt, new):
+    return records.append(new)
+  old, n = records[-1], len(records[-1])
+  kept = {name: np.concatenate([getattr(old, name), getattr(new, name)[n:]]) for name in ("is_action", "logp", "version", "step")}
+  records[-1] = dataclasses.replace(new, **kept)
+
+
+def _goes_on(old: TokenRecord, prompt: Prompt, new: TokenRecord) -> bool:
+  n, m = len(old), len(old.image_place)
+  same = lambda name, k: np.array_equal(getattr(old, name), getattr(new, name)[:k])
+  return len(prompt.tokens) >= n and same("tokens", n) and same("image_place", m) and same("image_step", m)
+
+
+def seen(prompt: Prompt, text: str, written: np.ndarray) -> Seen:
+  """A step that is over, as later prompts of its episode take it."""
+  newest = prompt.images[-1] if len(prompt.images) else prompt.images
+  return Seen(newest.copy() if len(prompt.images) > 1 else newest, text, written)  # a view would keep all the prompt's images

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     cfg = ml_collections.ConfigDict(cfg.to_dict())  # unlocked
     cfg.practice.slots = min(cfg.practice.slots, len(gate.spread(tasks, knobs.known_good)))
     with evaluate.computers(cfg, world, lambda: None) as computers:
-      record = gate.examine(cfg, knobs, tasks, computers)
+      record = gate.examine(cfg, knobs, tasks, computers, world.env)
     path = gate.write(given["workdir"], record)
   except (ValueError, OSError) as error:
     print(f"check_env.py: {config_lib.one_line(error)}", file=sys.stderr)

@@ -17,17 +17,8 @@ import ml_collections
 
 from core import config as config_lib
 from core.checkpoint import Checkpointer
-from core.find import find
 from models import decoder, hf, lora
-from models.config import ModelConfig
-from models.vision_language import leaves as vision_leaves
-from models.vision_language import read_config
-
-
-def leaves(folder: str) -> dict:
-  """Every parameter of a checkpoint folder as a tree of decoder.Leaf, whichever family it is of."""
-  cfg = ModelConfig.from_hf(folder)
-  return decoder.leaves(cfg) if cfg.vision is None else vision_leaves(read_config(folder, find("models", cfg.family).TOWER))
+from models.checkpoint import leaves
 
 
 def export_run(workdir: str, out: str, base: str = "", step: int | None = None) -> str:
@@ -37,7 +28,7 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
   if not base:
     raise ValueError(f"{workdir} began from no checkpoint (the embedded policy); --base=FOLDER names one whose shape it has")
   tree = leaves(base)
-  knobs = cfg.policy.get(cfg.policy.name, ml_collections.ConfigDict()).get("lora", lora.defaults())
+  knobs = cfg.policy.get("lora", lora.defaults())
   trained = lora.leaves(tree, knobs) if knobs.rank else tree
   with Checkpointer(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     target = {"states": {"policy": {"params": decoder.abstract(trained, jnp.float32)}}}

@@ -12,6 +12,7 @@ import gymnasium as gym
 import ml_collections
 
 from core.schema import Episode, Task
+from envs.actions import MODES
 from envs.canary import Canary, do_nothing, known_good
 from envs.sim import fragile
 
@@ -25,6 +26,9 @@ def defaults() -> ml_collections.ConfigDict:
       "popup_most": 1,  # pop-ups an episode
       "popup_kinds": KINDS,  # ("corner",) for the kind whose way out copying never finds by chance
       "drift": 0,  # pixels by which the phone's browser was redesigned since the demonstrations, 0 to 12
+      "text": False,  # the elements on the screen as lines of text in the observation, for policies that read text (envs/sim/outline.py)
+      "points": "",  # how actions mean points, one of envs.actions.MODES; "" = as the policy does, else as the grammar says
+      "shown": (0, 0),  # (W, H) of the image that the policy is shown, for points "resized"; (0, 0) = as the policy says
       "step_seconds": 0.0,  # a step of practice takes so long, as on a real computer; 0 = as fast as it can
       "slow_share": 0.1,  # of the episodes take slow_factor times that, while step_seconds is above 0
       "slow_factor": 5.0,
@@ -41,6 +45,9 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   if cfg.get("computer", "sim/phone") not in ("sim/phone", "sim/desktop"):
     raise ValueError(f"env.computer is {cfg.computer!r}, wanted sim/phone or sim/desktop")
   popup_rule(cfg, 1.0)
+  points, shown = view(cfg)
+  if points not in (None, *MODES) or (points == "resized") != (shown is not None):
+    raise ValueError(f"env.points, shown are {cfg.points!r}, {cfg.shown}: wanted one of {', '.join(MODES)}, and a size with resized alone")
   if not 0 <= cfg.drift <= 12:
     raise ValueError(f"env.drift is {cfg.drift}, wanted 0 to 12 pixels: further down the last search result leaves the screen")
   if cfg.drift and cfg.get("computer", "sim/phone") != "sim/phone":
@@ -66,12 +73,26 @@ def popup_rule(cfg: ml_collections.ConfigDict, scale: float):
     raise ValueError("env." + str(e).replace("popup ", "popup_", 1)) from e
 
 
+def view(cfg: ml_collections.ConfigDict) -> tuple[str | None, tuple[int, int] | None]:
+  """(points, shown) as envs.actions takes them. Android's configs, which borrow ours, have neither."""
+  shown = tuple(cfg.get("shown", (0, 0)))
+  return cfg.get("points") or None, shown if any(shown) else None
+
+
+def grammar(computer: str) -> str:
+  """The action grammar of a simulated computer."""
+  from envs.sim.tasks import MODULES
+
+  return MODULES[computer].GRAMMAR
+
+
 def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, quick: bool = False) -> gym.Env:
   """One simulated computer, "sim/phone" or "sim/desktop"; clean = no pop-up ever comes; quick = step_seconds and faults do not
   hold, as in evaluations."""
   from envs.sim.base import SimEnv, Slow
 
-  env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift)
+  points, shown = view(cfg)
+  env = SimEnv(computer, popup_rule(cfg, 0.0 if clean else 1.0), drift=cfg.drift, text=cfg.get("text", False), points=points, shown=shown)
   if cfg.step_seconds and not quick:
     env = Slow(env, cfg.step_seconds, cfg.slow_share, cfg.slow_factor, next(_seeds))
   return fragile.Fragile(env, cfg.faults.to_dict()) if sum(cfg.faults.values()) and not quick else env
@@ -102,14 +123,14 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
-  """Scripted demonstrations: clean episodes that go right, in which no pop-up is ever seen, let alone closed. No knob of cfg changes
-  them."""
-  del cfg
+  """Scripted demonstrations: clean episodes that go right, in which no pop-up is ever seen, let alone closed. cfg: how they are seen and
+  written (text, points, shown); nothing else of it counts."""
   from envs.sim.base import play
   from envs.sim.popups import Popups
   from envs.sim.tasks import demonstration_tasks
 
-  return [play(computer, task, Popups()) for task in demonstration_tasks(computer, count, seed)]
+  (points, shown), text = view(cfg or defaults()), bool(cfg) and cfg.get("text", False)
+  return [play(computer, task, Popups(), text=text, points=points, shown=shown) for task in demonstration_tasks(computer, count, seed)]
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:

@@ -14,6 +14,7 @@ from envs import actions
 from envs.base import ending, observation_space, text_space
 from envs.errors import CheckerFailed
 from envs.sim import desktop, phone, tasks
+from envs.sim.outline import outline
 from envs.sim.popups import Luck, Popup, Popups
 from envs.sim.widgets import Canvas
 
@@ -25,20 +26,25 @@ class SimEnv(gym.Env):
   """One simulated computer.
 
   computer: "sim/phone" or "sim/desktop". popups: when pop-ups come (none by default). drift: pixels by which the phone's browser
-  has been redesigned since the demonstrations. A step is one line of agent text.
+  has been redesigned since the demonstrations. text: the observation has the screen's elements as text, too. points, shown: how actions
+  mean points, and the size (W, H) of the image they are on (envs.actions.parse). A step is one line of agent text.
   Ends: an ending action or an unreadable one terminates; check="every_step" also terminates on a pass; the step limit
   truncates, and the final state is still checked.
   """
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
-  def __init__(self, computer: str, popups: Popups | None = None, render_mode: str | None = None, drift: int = 0):
+  def __init__(
+    self, computer: str, popups: Popups | None = None, render_mode: str | None = None, drift: int = 0, text: bool = False,
+    points: str | None = None, shown: tuple[int, int] | None = None,
+  ):  # fmt: skip
     if computer not in COMPUTERS:
       raise ValueError(f"simulated computer {computer!r}: wanted one of {sorted(COMPUTERS)}")
     self.computer, self.popups, self.render_mode = computer, popups or Popups(), render_mode
     self.module, make = COMPUTERS[computer]
     self._make = functools.partial(make, drift=drift) if drift else make
     self.grammar, self.screen_size = self.module.GRAMMAR, (self.module.WIDTH, self.module.HEIGHT)
+    self.text, self.points, self.shown = text, points, shown
     self.observation_space = observation_space(*self.screen_size)
     self.action_space = text_space()
     self.task: Task | None = None
@@ -61,7 +67,7 @@ class SimEnv(gym.Env):
   def step(self, text: str):
     if self.done:
       raise gym.error.ResetNeeded("this episode has ended: call reset before step")
-    action = actions.parse(text, self.grammar, self.screen_size)
+    action = actions.parse(text, self.grammar, self.screen_size, self.shown, mode=self.points)
     self.steps += 1
     if isinstance(action, Unreadable):
       return self._finish(action, "unreadable", passed=False)
@@ -122,7 +128,20 @@ class SimEnv(gym.Env):
       if self.popup is not None:
         self.popup.draw(canvas)
       self._picture = (key, canvas.pixels)
-    return {"screenshot": self._picture[1].copy(), "goal": self.task.goal, "text": ""}
+    return {"screenshot": self._picture[1].copy(), "goal": self.task.goal, "text": self._outline() if self.text else ""}
+
+  def _outline(self) -> str:
+    mode = self.points or {"phone": "fraction"}.get(self.grammar, "pixels")
+    spell = lambda at: "({},{})".format(*actions.to_model_point(at, self.screen_size, self.shown, mode=mode))
+    widgets = self.app.widgets() if self.popup is None else self.popup.widgets
+    return outline(widgets, spell, self.popup is not None)
+
+  def spell(self, text: str) -> str:
+    """An action whose points are the screen's own pixels, or fractions of it, as this environment wants them."""
+    if self.points is None:
+      return text
+    action = actions.parse(text, self.grammar, self.screen_size)
+    return actions.format(action, self.grammar, self.screen_size, self.shown, mode=self.points)
 
   def render(self):
     return self._observe()["screenshot"]
@@ -163,18 +182,19 @@ def expert_text(env: SimEnv) -> str:
     name = args.pop("at")
     rect = next(w.rect for w in reversed(widgets) if w.name == name)
     args["at"] = rect
-  return env.module.write(thought, kind, args)
+  return env.spell(env.module.write(thought, kind, args))
 
 
-def play(computer: str, task: Task, popups: Popups) -> Episode:
-  """The scripted solution of one task as an Episode without token records: a demonstration, or a known-good episode."""
-  env = SimEnv(computer, popups)
+def play(computer: str, task: Task, popups: Popups, **seen) -> Episode:
+  """The scripted solution of one task as an Episode without token records: a demonstration, or a known-good episode. seen: text, points
+  and shown of the environment."""
+  env = SimEnv(computer, popups, **seen)
   obs, info = env.reset(options={"task": task})
   steps: list[Step] = []
   while True:
-    screen, notes, text = Screen.of(obs["screenshot"]), info["notes"], expert_text(env)
+    screen, notes, text, read = Screen.of(obs["screenshot"]), info["notes"], expert_text(env), obs["text"]
     obs, _, terminated, truncated, info = env.step(text)
-    steps.append(Step(screen, text, info["action"], 0, notes=notes))
+    steps.append(Step(screen, text, info["action"], 0, notes=notes, seen=read))
     if terminated or truncated:
       break
   return Episode(

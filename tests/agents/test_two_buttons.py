@@ -135,7 +135,7 @@ def decode_step(params, token, position, bag):
   return hidden(params, bag), bag
 
 
-def prompt(goal, screens, text):
+def prompt(goal, screens, text, history=()):
   return Prompt(np.array([WORDS.index(goal), 2], np.int32), np.array([[0, 1]], np.int32), np.array([1], np.int32), screens[-1][None], 2)
 
 

@@ -119,7 +119,7 @@ class Writer:
   class tokenizer:
     decode = staticmethod(lambda tokens: ("wait()", "tap(0.50, 0.20)", "press(BACK)", "oops")[int(tokens[0])])
 
-  def prompt(self, goal, screens, text):
+  def prompt(self, goal, screens, text, history=()):
     return type("Prompt", (), {"tokens": np.zeros(1, np.int32), "image_place": [0]})
 
   def act(self, prompts, keys):

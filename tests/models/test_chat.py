@@ -154,6 +154,25 @@ def test_what_goes_first_when_the_budget_is_short(tok):
     seen(least - 1)
 
 
+def test_a_long_text_loses_its_end(tok):
+  """A page of 20 digits, a token each, in a budget that is 7 short: 13 stay, between the same opening and end of turn; screenshots and
+  what was written before go first. A budget that takes no digit at all is the least there is."""
+  page = "01234567890123456789"
+  turn = lambda text: [Turn((1, 1), "x", wrote(tok, "a")), Turn((1, 1), text, None)]
+  empty = (
+    len(chat(tok, 10_000).head("g"))
+    + len(chat(tok)._observation(Turn((1, 1), "", None)))
+    + len(tok.encode_trusted("<|im_start|>assistant\n"))
+  )
+  got = chat(tok, empty + 13).prompt("g", turn(page))
+  said = spelled(tok, got.tokens).partition("Do this: g<|im_end|>\n")[2]
+  assert said == f"<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{page[:13]}<|im_end|>\n<|im_start|>assistant\n"
+  assert len(got.tokens) == empty + 13 and got.forgotten == 1
+  assert len(chat(tok, empty).prompt("g", turn(page)).tokens) == empty
+  with pytest.raises(ValueError, match="does not fit"):
+    chat(tok, empty - 1).prompt("g", turn(page))
+
+
 def test_turns_must_be_in_order(tok):
   for bad in ([], [Turn((1, 1), "", [1])], [Turn((1, 1), "", None), Turn((1, 1), "", None)]):
     with pytest.raises(ValueError, match="None in the newest only"):

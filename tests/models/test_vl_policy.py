@@ -63,9 +63,8 @@ def screen(seed, size=SCREEN):
 
 def history(policy, n):
   """n earlier steps; step h wrote one letter and the end of turn."""
-  s = policy.prompt.args[0]
   t = policy.tokenizer
-  return [Seen(vision_language.image(s, screen(h)), "", [*t.encode("abcdef"[h]), t.eos_id]) for h in range(n)]
+  return [Seen(policy.image(screen(h)), "", [*t.encode("abcdef"[h]), t.eos_id]) for h in range(n)]
 
 
 def test_prompt_with_history_by_hand(policy):

@@ -5,5 +5,6 @@ from importlib.util import find_spec
 HF = ("torch", "transformers")
 NEEDS = {
   "test_rlax.py": ("rlax",), "test_torch.py": HF, "test_trl.py": ("torch", "trl"), "test_text_models.py": HF, "test_vl_models.py": HF,
+  "test_trained_export.py": HF,
 }  # fmt: skip
 collect_ignore_glob = [file for file, packages in NEEDS.items() if not all(map(find_spec, packages))]

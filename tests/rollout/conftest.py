@@ -82,7 +82,7 @@ class ScriptedPolicy:
   def _refuse(self, text):
     raise AssertionError(f"{text!r} was tokenised again")
 
-  def prompt(self, goal, screens, text):
+  def prompt(self, goal, screens, text, history=()):
     self.prompts += 1
     tokens = np.array([len(goal), 2, 2, 2, self.prompts], np.int32)
     return Prompt(tokens, np.arange(5)[None], np.array([1]), screens[-1][None], 5)

@@ -2,59 +2,25 @@
 and sharp random weights, and the training path's numbers of what they wrote."""
 
 import functools
-import json
-import pathlib
-import shutil
 
 import jax
 import numpy as np
+import tiny_checkpoints
 
-from models import decoder, llama, qwen2_5_vl, vision_language
-from models.base import Policy
-from models.chat import Turn
-from models.config import ModelConfig
+from models import llama, qwen2_5_vl, vision_language
+from models.base import Seen
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 SCREEN = (120, 90)  # 4 x 3 tokens at a factor of 28
-
-
-class Served(Policy):
-  """A Policy with what a session sampler asks of it."""
-
-  unstack = staticmethod(decoder.unstack)
-
-
-def served(policy, model):
-  """decode_step takes the span it reads."""
-  return Served(*policy)._replace(
-    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, model, token, cache, span=span)
-  )
-
-
-def folder(path, source):
-  """A checkpoint folder without weights: the golden config with the chat tokenizer's ids and a short instruction."""
-  path.mkdir(parents=True, exist_ok=True)
-  shutil.copy(GOLDEN / "chat" / "tokenizer.json", path)
-  config = json.loads((GOLDEN / source / "config.json").read_text())
-  tokens = {t["content"]: t["id"] for t in json.loads((path / "tokenizer.json").read_text())["added_tokens"]}
-  text = config.get("text_config", config)
-  text |= {"vocab_size": max(tokens.values()) + 1, "max_position_embeddings": 4096, "num_hidden_layers": 2}
-  if "vision_config" in config:
-    config["image_token_id"] = tokens["<|image_pad|>"]
-    shutil.copy(GOLDEN / source / "preprocessor_config.json", path)
-  (path / "config.json").write_text(json.dumps(config))
-  (path / "instruction.txt").write_text("Go: {goal}")
-  return str(path)
 
 
 @functools.cache
 def make(path, family):
   """The policy "llama" or "qwen2_5_vl", one for all tests of a run: its programs are compiled once."""
-  where = folder(path / family, {"llama": "text/llama", "qwen2_5_vl": "qwen2_5_vl"}[family])
+  where = tiny_checkpoints.folder(path / family, family)
   cfg = (llama if family == "llama" else vision_language).defaults()
   cfg.update(dict(max_prompt=240, max_action=8, dtype="float32", remat="none", instruction=f"{where}/instruction.txt"))
   module = llama if family == "llama" else qwen2_5_vl
-  return served(module.make(cfg, where, "desktop", SCREEN), ModelConfig.from_hf(where))
+  return module.make(cfg, where, "desktop", SCREEN)
 
 
 def weights(policy, seed=0):
@@ -83,10 +49,7 @@ class Game:
 
   def act(self, tokens):
     seed, text = self.now
-    if self.policy.tokens_per_image:
-      self.turns.append(vision_language.Seen(vision_language.image(self.policy.prompt.args[0], screen(seed)), text, tokens))
-    else:
-      self.turns.append(Turn((0, 0), text, tokens))
+    self.turns.append(Seen(self.policy.image(screen(seed)), text, tokens))
 
 
 def key(number, step):

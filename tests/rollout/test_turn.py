@@ -1,5 +1,7 @@
 """Turns: what was sampled is what is stored, every end is told apart, and a free environment never waits."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from envs.inside import Inside
 from envs.sim import tasks as sim_tasks
 from envs.sim.base import SimEnv
 from envs.sim.popups import Popups
+from models.base import Prompt
 from rollout import turn as turn_module
-from rollout.sampler import Sampler
+from rollout.sampler import Sampled, Sampler
 from rollout.scheduler import collect
 from rollout.turn import Try, Turn
 
@@ -42,6 +45,89 @@ def run_one(env, policy, sampler, task, versions=None):
 # -- tokens in, tokens out
 
 
+class GrowingPolicy:
+  """Prompts that keep what came before: the goal's length, then for every step an image of one token and a count, and what was written.
+  forgets: steps after which the oldest observation is dropped."""
+
+  def __init__(self, forgets=99):
+    self.tokenizer, self.forgets = types.SimpleNamespace(decode=lambda ids: "wait()"), forgets
+
+  def prompt(self, goal, screens, text, history=()):
+    first = max(0, len(history) + 1 - self.forgets)
+    tokens, place = [len(goal)], []
+    for h, written in enumerate([*(s.written.tolist() for s in history), []]):
+      if h >= first:
+        place.append(len(tokens))
+        tokens += [2, 20 + h]
+      tokens += written
+    images = np.stack([*(s.image for s in history), screens[-1]])[first:]
+    whose = np.arange(first, len(history) + 1, dtype=np.int32)
+    return Prompt(np.array(tokens, np.int32), np.arange(len(tokens))[None], np.array(place), images, len(tokens), whose)
+
+
+def test_an_episode_whose_prompts_go_on_is_one_record(scripted_env, sampler, task):
+  """Three steps of 2 + 3 tokens after the goal's: every action keeps the numbers it was sampled with, every token its step."""
+  e = run_one(scripted_env(), GrowingPolicy(), sampler, task(steps=3), versions=[4, 5, 6])
+  (r,) = e.records
+  assert r.tokens.tolist() == [16, 2, 20, 7, 8, 1, 2, 21, 7, 8, 1, 2, 22, 7, 8, 1]
+  assert r.is_action.tolist() == [False] + [False, False, True, True, True] * 3
+  np.testing.assert_array_equal(r.logp, np.float32([0] + [0, 0, -0.1, -0.2, -0.3] * 3))
+  assert r.version.tolist() == [-1] + [-1, -1, 4, 4, 4] + [-1, -1, 5, 5, 5] + [-1, -1, 6, 6, 6]
+  assert r.step.tolist() == [0] * 6 + [1] * 5 + [2] * 5
+  assert (r.image_place.tolist(), r.image_step.tolist()) == ([1, 6, 11], [0, 1, 2])
+  assert (e.oldest_version, e.action_tokens) == (4, 9)
+
+
+def test_a_prompt_that_forgets_begins_a_record(scripted_env, sampler, task):
+  """Two observations stay: steps 0 and 1 are one record, each later step one of its own with the two last images."""
+  e = run_one(scripted_env(), GrowingPolicy(2), sampler, task(steps=4))
+  assert [r.image_step.tolist() for r in e.records] == [[0, 1], [1, 2], [2, 3]]
+  assert [r.is_action.sum() for r in e.records] == [6, 3, 3] and e.action_tokens == 12
+  assert e.records[1].tokens.tolist() == [16, 7, 8, 1, 2, 21, 7, 8, 1, 2, 22, 7, 8, 1] and set(e.records[1].step) == {2}
+
+
+class Sessions:
+  """A sampler with sessions that takes `slow` polls for odd tries and one for even ones."""
+
+  def __init__(self, slow=3):
+    self.slow, self.left, self.log, self.ended = slow, {}, [], []
+
+  def ask(self, session, prompt, key):
+    assert session not in self.left
+    self.left[session] = self.slow if session.trial.index % 2 else 1
+
+  def poll(self):
+    self.left = {s: n - 1 for s, n in self.left.items()}
+    done = [s for s, n in self.left.items() if not n]
+    self.log.append((sorted(s.trial.index for s in self.left), sorted(s.trial.index for s in done)))
+    for s in done:
+      del self.left[s]
+    return [(s, Sampled(np.array([7, 8, 1], np.int32), np.zeros(3, np.float32), np.zeros(3, np.float32), 0)) for s in done]
+
+  def end(self, session):
+    self.left.pop(session, None)
+    self.ended.append((session.trial.task.id, session.trial.index))
+
+
+def test_a_sampler_with_sessions_is_never_waited_for(scripted_env, policy, task):
+  """Of two tries of 2 steps, one needs 3 polls a step, the other 1: the quick one is over after 2 polls, the slow one after 6. Each
+  session ends with its episode."""
+  sampler = Sessions()
+  sampler.policy = policy
+  episodes = list(collect(sampler, Inside([scripted_env(), scripted_env()]), tries(task("a", steps=2), task("b", steps=2))))
+  assert [e.task_id for e in episodes] == ["a", "b"] and all(e.success for e in episodes)
+  assert sampler.log == [([0, 1], [0]), ([0, 1], [0]), ([1], [1]), ([1], []), ([1], []), ([1], [1])]
+  assert sampler.ended == [("a", 0), ("b", 1)] and not sampler.left
+
+
+def test_a_session_ends_with_a_computer_that_breaks(scripted_env, policy, task):
+  """The step breaks once: the try's session is over, another one runs it again."""
+  sampler = Sessions()
+  sampler.policy = policy
+  (episode,) = collect(sampler, Inside([scripted_env()]), tries(task("a", steps=2, fault={1: 1})))
+  assert episode.success and episode.notes["faults"] == ["Broken"] and sampler.ended == [("a", 0), ("a", 0)]
+
+
 def test_a_record_is_the_prompt_and_exactly_what_was_sampled(scripted_env, policy, sampler, task):
   """The text "wait()" was written as "wa", "it()", <eos>; those ids are stored, decoded once and never read back."""
   e = run_one(scripted_env(), policy, sampler, task(steps=2))
@@ -58,7 +144,7 @@ def test_a_record_is_the_prompt_and_exactly_what_was_sampled(scripted_env, polic
 def test_every_step_stores_the_screen_its_action_saw(scripted_env, policy, sampler, task):
   env, seen = scripted_env(), []
   real = policy.prompt
-  policy.prompt = lambda goal, screens, text: seen.append(screens[-1]) or real(goal, screens, text)
+  policy.prompt = lambda goal, screens, text, history: seen.append(screens[-1]) or real(goal, screens, text, history)
   e = run_one(env, policy, sampler, task(steps=3))
   assert len({s.screen.ref for s in e.steps}) == 3
   assert all(np.array_equal(s.screen.pixels, p) for s, p in zip(e.steps, seen, strict=True))

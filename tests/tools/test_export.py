@@ -51,7 +51,7 @@ def test_adapters_are_merged_into_the_base(tmp_path, monkeypatch):
   knobs.update({"rank": 1, "alpha": 1.0, "targets": "o_proj"})
   shapes = decoder.abstract(lora.leaves(export.leaves(str(GOLDEN)), knobs))
   ones = jax.tree.map(lambda s: jnp.ones(s.shape), shapes)  # B A is 1 everywhere, alpha / rank is 1
-  command(monkeypatch, "--workdir", run(tmp_path, ones, llama={"lora": knobs.to_dict()}), "--out", tmp_path / "out")
+  command(monkeypatch, "--workdir", run(tmp_path, ones, lora=knobs.to_dict()), "--out", tmp_path / "out")
   old, new = load_file(GOLDEN / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
   changed = [k for k in old if not np.array_equal(old[k], new[k])]
   assert sorted(changed) == [f"model.layers.{i}.self_attn.o_proj.weight" for i in range(3)]

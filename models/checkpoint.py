@@ -1,0 +1,96 @@
+"""A policy from a Hugging Face checkpoint folder, whichever family its config.json names: its knobs, all checks, its parameters.
+
+Everything that a folder can have wrong is found by `read`, from the files' headers, before anything costly begins. Parameters are read
+by `load` or, where adapters alone are learnt, by `base`.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from models import decoder, hf, int8, llama, lora, qwen2_5_vl, qwen3_vl, vision_language
+from models.attention import BACKENDS
+from models.base import Policy
+from models.config import ModelConfig
+
+VISION = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}  # the text families are models/llama.py's
+DTYPES = ("float32", "bfloat16")
+OF_IMAGES = {"min_pixels": 0, "max_pixels": 0, "freeze_tower": False}  # knobs that a text model has no use for, and their off values
+
+
+def defaults() -> ml_collections.ConfigDict:
+  """The knobs of every family in one place; one that the checkpoint's family has no use for is refused."""
+  cfg = vision_language.defaults()
+  cfg.update({k: v for k, v in llama.defaults().items() if k not in cfg})
+  cfg.update(
+    {
+      "max_prompt": 8000,  # tokens; ARPO's 15 screenshots of 1080p take 64,000
+      "max_action": 256,
+      "dtype": "float32",  # of the parameters; bfloat16 takes half, and loses steps smaller than 1/256 of a weight (adapters stay float32)
+      "lr": 1e-6,  # of copying and practice, in place of copy.lr and practice.lr, which are the tiny policy's
+      "lora": lora.defaults(),
+    }
+  )
+  return cfg
+
+
+class Checkpoint(NamedTuple):
+  """policy: the model; load(key) -> the parameters that are learnt; base() -> those that are not (None where all are), read once;
+  frozen_tower: image features outlive an update; lighter: the policy, sampling from int8 weights."""
+
+  policy: Policy
+  load: Callable[[jax.Array], Any]
+  base: Callable[[], Any]
+  frozen_tower: bool
+
+  @property
+  def lighter(self) -> Policy:
+    return self.policy._replace(unstack=lambda params: int8.lighter(self.policy.unstack(params)))
+
+
+def leaves(folder: str) -> dict:
+  """Every parameter of a checkpoint folder as a tree of decoder.Leaf, whichever family it is of."""
+  cfg = ModelConfig.from_hf(folder)
+  return (
+    decoder.leaves(cfg) if cfg.vision is None else vision_language.leaves(vision_language.read_config(folder, VISION[cfg.family].TOWER))
+  )
+
+
+def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size: tuple[int, int]) -> Checkpoint:
+  """What a folder holds as a policy for one action grammar and screen size (W, H). ValueError of one line names what does not fit."""
+  if not pathlib.Path(folder).is_dir():
+    raise ValueError(f"policy.checkpoint is {folder}: there is no such folder, wanted one with config.json, *.safetensors, tokenizer.json")
+  model = ModelConfig.from_hf(folder)
+  _refuse(cfg, model)
+  policy = VISION.get(model.family, llama).make(cfg, folder, grammar, screen_size)
+  tree = leaves(folder)
+  hf.locate(folder, tree)
+  whole = functools.partial(hf.load, folder, tree, dtype=cfg.dtype)
+  if not cfg.lora.rank:
+    return Checkpoint(policy, lambda key: whole(), lambda: None, cfg.freeze_tower)
+  adapters = lora.leaves(tree, cfg.lora)
+  policy = policy._replace(
+    init=functools.partial(decoder.init_leaves, adapters), join=lambda base, params: lora.combine(base, params, cfg.lora)
+  )
+  return Checkpoint(policy, jax.jit(policy.init), functools.cache(whole), "visual" not in adapters)
+
+
+def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
+  """Knobs that are not what they can be, or do nothing for this family."""
+  for name, known in (("dtype", DTYPES), ("attention", ("auto", *BACKENDS))):
+    if cfg[name] not in known:
+      raise ValueError(f"policy.{name} is {cfg[name]!r}, wanted one of {', '.join(known)}")
+  if cfg.lora.rank < 0 or not cfg.lora.alpha > 0:
+    raise ValueError(f"policy.lora.rank, alpha are {cfg.lora.rank}, {cfg.lora.alpha}: wanted a rank of 0 (off) or more, an alpha above 0")
+  if not 0 < cfg.lr < 1:
+    raise ValueError(f"policy.lr is {cfg.lr}, wanted a number between 0 and 1")
+  off = {"template": ""} if model.vision is not None else OF_IMAGES
+  for name, value in off.items():
+    if cfg[name] != value:
+      raise ValueError(f"policy.{name} is {cfg[name]!r}, which a {model.family} checkpoint has no use for: leave it at {value!r}")

@@ -1,0 +1,66 @@
+"""What a checkpoint's policy (models/checkpoint.py) needs of the other parts: an environment that means points as it does, samplers with
+sessions, algorithms that it can learn by, parameters to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import ml_collections
+
+from models.base import Policy
+from rollout import sessions as sessions_lib
+from rollout.sessions import SessionSampler
+
+
+def suited(env: ml_collections.ConfigDict, policy: Policy, grammar: str) -> ml_collections.ConfigDict:
+  """An environment's knobs as a checkpoint's policy needs them: how it means points. ValueError where the environment cannot have it so,
+  or shows a policy that reads text none."""
+  if not policy.tokens_per_image and not env.get("text"):
+    hint = "give --config.env.text=True" if "text" in env else "and this environment has no text to show"
+    raise ValueError(f"a {policy.name} checkpoint reads text, no screenshots: {hint}")
+  usual = {"phone": "fraction", "web": ""}.get(grammar, "pixels")
+  if policy.space in ("", usual) or env.get("points"):
+    return env
+  if "points" not in env:
+    raise ValueError(
+      f"policy.space is {policy.space!r}, but {env.computer} takes points as {usual!r} only: give --config.policy.space={usual}"
+    )
+  return ml_collections.ConfigDict(
+    env.to_dict() | {"points": policy.space, "shown": tuple(policy.shown) if policy.space == "resized" else (0, 0)}
+  )
+
+
+def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
+  """What makes the samplers of a checkpoint (models.checkpoint.read's)."""
+  knobs, policy = cfg.sampler.sessions, read.lighter if cfg.sampler.sessions.int8 else read.policy
+  longest = policy.max_prompt + policy.max_action
+  spans = tuple(knobs.spans) or tuple(sorted({min(longest, -(-longest // part // 128) * 128) for part in (4, 2)} | {longest}))
+  if max(spans) < longest:
+    raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
+  chunks = tuple(c for c in knobs.chunks if c <= max(spans)) or (max(spans),)
+  slots = knobs.slots or cfg.practice.slots
+  how = {name: knobs[name] for name in ("steps", "stop", "on_load", "burst", "images_kept")} | {"chunks": chunks}
+  sessions_lib.check(policy, slots, spans, temperature=1.0, most=0, **how)
+  return lambda temperature: SessionSampler(
+    policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, **how
+  )
+
+
+def check_critics(cfg: ml_collections.ConfigDict, critics: Mapping[str, Any]) -> None:
+  """ValueError where an algorithm's critics do not go with a checkpoint's policy in this version."""
+  steps = [name for name, critic in critics.items() if critic.reads == "steps"]
+  if cfg.policy.checkpoint and (steps or critics and cfg.policy.lora.rank):
+    why = f"its critic of steps ({steps[0]}) reads the tiny policy only" if steps else "a critic of tokens needs policy.lora.rank=0"
+    raise ValueError(f"agent {cfg.agent.name} does not learn from policy.checkpoint: {why}")
+
+
+def begun(run: Any, abstract: bool = False) -> Any:
+  """What a run of train.py learns, as it begins: the policy's first parameters and what belongs to them. abstract: shapes alone."""
+  key, learner = jax.random.key(run.cfg.seed), partial(run.learner, copying=True)
+  fresh = lambda key: learner(run.policy.init(key))
+  if abstract:
+    return jax.eval_shape(fresh, key)
+  return jax.jit(fresh)(key) if run.world.start is None else jax.jit(learner, donate_argnums=0)(run.world.start(key))
