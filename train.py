@@ -51,7 +51,6 @@ from rollout.source import make as make_source
 from rollout.store import EpisodeStore
 from rollout.stream import StreamBroken
 from rollout.taskgen import Evolution
-from rollout.trajectories import read_trajectories
 
 BROKEN = (StreamBroken, PoolExhausted, SamplerDown, BadSample)  # what ends a run from outside: saved, and may be tried again
 
@@ -122,8 +121,7 @@ class Run:
     self.jitted = {key: jax.jit(score) for key, score in self.scores.items()}
     policies.check_critics(cfg, self.critics)
     self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
-    sizes = {p.minibatch // cfg.practice.micro_batches for p in self.agent.phases if p.data == "batch" or p.params_key == "policy"}
-    sizes |= {cfg.copy.batch, cfg.practice.leash_batch} if self.copies else set()
+    sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (cfg.copy.batch, cfg.practice.leash_batch) if self.copies else ())
     shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens)
     self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(cfg.alarms), StopSignals()
     self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"no sampling: {self.facts}")
@@ -309,8 +307,7 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
     facts.update({"phase": "practice", "done": 0})
     learner = jax.jit(partial(run.learner, copying=False))(params)
     run.save(learner)
-  learner = practice(run, demo_items, learner)
-  conclude(run, learner["states"]["policy"].params)
+  conclude(run, practice(run, demo_items, learner)["states"]["policy"].params)
 
 
 def main(argv: list[str]) -> int:
@@ -326,8 +323,7 @@ def main(argv: list[str]) -> int:
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
     evaluate.check_start(cfg)
-    read = read_trajectories if cfg.copy.path else partial(run.world.demonstrations, seed=cfg.seed)
-    episodes = read(cfg.copy.path or cfg.copy.demonstrations) if run.copies else []
+    episodes = demos.episodes(cfg.copy, cfg.seed, run.world.demonstrations) if run.copies else []
     demo_items = demos.items(episodes, run.policy)
     lock = hold(workdir)  # one process a workdir, until the end
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,7 +11,13 @@ from core.pack import PackItem, episode_items
 from core.schema import Credit, Episode
 from models.base import Policy
 from rollout.sampler import Sampled
+from rollout.trajectories import read_trajectories
 from rollout.turn import add_record, seen
+
+
+def episodes(knobs, seed: int, scripted: Callable[..., list[Episode]]) -> list[Episode]:
+  """What `copy` names: the trajectory records of its path, else so many scripted demonstrations."""
+  return read_trajectories(knobs.path) if knobs.path else scripted(knobs.demonstrations, seed=seed)
 
 
 def with_records(episode: Episode, policy: Policy) -> Episode:

@@ -17,6 +17,11 @@ from rollout.buffer import Buffer, draw_steps
 from rollout.gather import Gathered
 
 
+def sizes(agent, micro: int, others: Iterable[int] = ()) -> set[int]:
+  """Records in a micro-batch of every phase that packs the policy's records, and `others`: copying's."""
+  return {p.minibatch // micro for p in agent.phases if p.data == "batch" or p.params_key == "policy"} | set(others)
+
+
 def shapes(policy: Policy, sizes: Iterable[int], tasks: Iterable[Task], row_tokens: int) -> dict[int, PackShape]:
   """The packed shape of each minibatch size. tasks: all there are, whose limits say how many steps an episode may have. A record of a
   policy with several screens holds as many steps, one with all screens the whole episode."""
