@@ -8,14 +8,16 @@
 Every episode is kept as it ends, in eval/episodes/ of the workdir, under its task, try and seed: the same command goes on where it was cut
 and repeats nothing; only tries lost to the computers are run again. Writes eval/<version>-<protocol>-tries<n>-seed<s>.json (with -steps<l>
 where --limits gives one) and the results table, eval/table-<step>-tries<n>-seed<s>.md and .json. Exit code 0; 1 when nothing could be
-scored; 2 when something given cannot be run.
+scored; 2 when something given cannot be run; 75 when a signal ended it. Real computers are worker processes, as in train.py.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -38,9 +40,10 @@ from core.host import hold, keep_freed_memory, use_compile_cache
 from core.schema import Episode, Limits, Task
 from core.screens import write_atomic
 from core.state import Weights
-from core.stop import Stop
+from core.stop import EXIT_STOPPED, Stop, StopSignals
 from envs.inside import Inside
 from envs.pool import Pool, spec_of
+from envs.processes import end_descendants
 from models.base import Policy
 from rollout import instruments
 from rollout.curriculum import solvable
@@ -169,14 +172,15 @@ def computers(cfg: ml_collections.ConfigDict, world: World, tick: Callable[[], N
   return Pool(spec_of(world.env), base.pool(cfg), canaries=world.canaries(), seed=cfg.seed, tick=tick)
 
 
-def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path) -> Any:
-  """What writes the tries of practice: the sampler of this process, or the servers of sampler.endpoints."""
+def sampler(cfg: ml_collections.ConfigDict, world: World, workdir: pathlib.Path, tick: Callable[[], None]) -> Any:
+  """What writes the tries of practice: the sampler of this process, or the servers of sampler.endpoints. tick: called while it waits
+  for those; what it raises ends the wait."""
   if not cfg.sampler.endpoints:
     return world.sampler(cfg.practice.temperature)
   from tools.serve import export_params  # which imports this file
 
   folder = cfg.sampler.folder or workdir / "published"
-  return RemoteSampler(world.policy, cfg.sampler, export_params, folder, cfg.practice.temperature)
+  return RemoteSampler(world.policy, cfg.sampler, export_params, folder, cfg.practice.temperature, tick)
 
 
 def plan(world: World, weights: Weights, protocol: Protocol, tries: int, seed: int) -> tuple[Sampler, list[Try]]:
@@ -235,11 +239,16 @@ def score(rows: Sequence[Mapping[str, Any]], protocol: Protocol, version: int, t
   )  # fmt: skip
 
 
+def tried(trainer: Any, weights: Weights, protocol: Protocol, tries: int) -> list[Episode]:
+  """`run` in a run of train.py (its Run): on its worker processes, where it has some."""
+  cfg, through = trainer.cfg, trainer.try_on if trainer.cfg.practice.workers else None
+  return run(trainer.world, weights, protocol, tries, cfg.seed, cfg.practice.slots, trainer.clock, through)
+
+
 def measure(trainer: Any, params: Any, protocol: Protocol, tries: int, name: str) -> Score:
   """A protocol in a run of train.py (its Run), saved and written down under a name; trainer.samples: its episodes."""
-  through = trainer.try_on if trainer.cfg.practice.workers else None
   weights = Weights(params, trainer.facts["version"])
-  trainer.samples = run(trainer.world, weights, protocol, tries, trainer.cfg.seed, trainer.cfg.practice.slots, trainer.clock, through)
+  trainer.samples = tried(trainer, weights, protocol, tries)
   result = score([row_of(e) for e in trainer.samples], protocol, weights.version, trainer.world.tasks[protocol.tasks])
   save(trainer.workdir, result)
   trainer.facts["evals"][name] = dataclasses.asdict(result)
@@ -284,11 +293,12 @@ def copied(cfg, policy: Policy) -> tuple[Any, dict]:
   return tree["states"]["policy"]["params"], {k: v for k, v in host["facts"]["evals"].items() if k.startswith("copying_")}
 
 
-def solvable_tasks(world: World, params, cfg) -> list[str]:
-  """Ids of the practised tasks that the starting policy passes often enough in curriculum.solvable_tries tries (ARPO: 16, once)."""
-  knobs = cfg.curriculum
+def solvable_tasks(trainer: Any, params: Any) -> list[str]:
+  """Ids of the practised tasks that the starting policy of a run of train.py (its Run) passes often enough in
+  curriculum.solvable_tries tries (ARPO: 16, once)."""
+  knobs = trainer.cfg.curriculum
   passes: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-  for e in run(world, Weights(params, 0), PRACTISED, knobs.solvable_tries, cfg.seed, cfg.practice.slots):
+  for e in tried(trainer, Weights(params, 0), PRACTISED, knobs.solvable_tries):
     passes[e.task_id][0] += e.success
     passes[e.task_id][1] += e.scored
   results = {task: (won, tried) for task, (won, tried) in passes.items() if tried}
@@ -325,7 +335,7 @@ def load(spec: str) -> Subject:
   if which not in ("", "copied") and not which.isdecimal():
     raise ValueError(f"policy {spec!r}: wanted RUN, RUN:STEP or RUN:copied, got {which!r} after the colon")
   workdir = pathlib.Path(os.path.abspath(path))
-  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
+  cfg = base.saved(workdir)
   folder = workdir / ("copied" if which == "copied" else "checkpoints")
   if not folder.is_dir():
     raise ValueError(f"policy {spec!r}: there is no {folder}: has the run finished copying?")
@@ -337,9 +347,17 @@ def load(spec: str) -> Subject:
   return Subject(workdir, "copied" if which == "copied" else str(step), cfg, world, weights)
 
 
-def examine(subject: Subject, protocol: Protocol, tries: int, seed: int, limit: int = 0) -> tuple[Results, Score]:
+def machines(subject: Subject, tick: Callable[[], None]) -> contextlib.AbstractContextManager[Pool | None]:
+  """Worker processes of a run whose computers are real; None where they are simulated, in this process."""
+  return computers(subject.cfg, subject.world, tick) if subject.world.real else contextlib.nullcontext()
+
+
+def examine(
+  subject: Subject, protocol: Protocol, tries: int, seed: int, limit: int = 0, on: Pool | None = None,
+  tick: Callable[[], None] = lambda: None,
+) -> tuple[Results, Score]:  # fmt: skip
   """(what is kept, the score of the first `tries` tries of every task); tries that stand are not run again. limit: steps; 0 = the tasks'
-  own."""
+  own. on: `machines` that stand already. tick: called in every wait; what it raises ends it."""
   tasks = subject.world.tasks[protocol.tasks]
   if limit:
     tasks = [dataclasses.replace(t, limits=Limits(limit, t.limits.seconds)) for t in tasks]
@@ -352,10 +370,10 @@ def examine(subject: Subject, protocol: Protocol, tries: int, seed: int, limit: 
     sampler, asked = plan(world, subject.weights, protocol, tries, seed)
     if left := [t for t in asked if results.missing(t.task.id, t.index)]:
       print(f"  {subject.name}, {about['steps']} steps: {len(asked) - len(left)} of {len(asked)} tries stand", flush=True)
-      for episode in collect(
-        sampler, Inside([world.make_env(protocol.clean) for _ in range(min(subject.cfg.practice.slots, len(left)))]), left
-      ):
-        results.add(episode)
+      with contextlib.nullcontext(on) if on is not None else machines(subject, tick) as there:
+        there = there or Inside([world.make_env(protocol.clean) for _ in range(min(subject.cfg.practice.slots, len(left)))])
+        for episode in collect(sampler, there, left, lambda name, seconds: tick()):
+          results.add(episode)
   return results, score(results.first(tries), protocol, subject.weights.version, tasks, results.lost)
 
 
@@ -393,13 +411,17 @@ def main(argv: list[str]) -> int:
 
     return compare.publish(load(FLAGS.against), subject, [p.name for p in wanted], FLAGS.tries, FLAGS.seed, limits)
   print(f"{subject.workdir}: checkpoint {subject.step} (policy version {subject.weights.version})", flush=True)
-  scores = []
-  for protocol in wanted:
-    for limit in limits or [0]:
-      _, result = examine(subject, protocol, FLAGS.tries, FLAGS.seed, limit)
-      save(subject.workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}" + (f"-steps{limit}" if limit else ""))
-      scores.append(result)
-      print(result.line(), "ended by", result.ended_by, flush=True)
+  stop, scores = StopSignals(grace=subject.cfg.save.grace, end=end_descendants), []
+  try:
+    with stop, machines(subject, stop.poll) as on:
+      for protocol, limit in itertools.product(wanted, limits or [0]):
+        _, result = examine(subject, protocol, FLAGS.tries, FLAGS.seed, limit, on, stop.poll)
+        save(subject.workdir, result, f"-tries{FLAGS.tries}-seed{FLAGS.seed}" + (f"-steps{limit}" if limit else ""))
+        scores.append(result)
+        print(result.line(), "ended by", result.ended_by, flush=True)
+  except Stop:
+    print("stopped: the episodes that ended are kept, and the same command goes on", flush=True)
+    return EXIT_STOPPED
   lines = [f"Rule, {RULE}.", "", *table([(subject.name, s) for s in scores])]
   path = subject.workdir / "eval" / f"table-{subject.step}-tries{FLAGS.tries}-seed{FLAGS.seed}"
   write_table(path, {"policy": subject.name, "rule": RULE, "seed": FLAGS.seed, "scores": [dataclasses.asdict(s) for s in scores]}, lines)

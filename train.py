@@ -3,7 +3,7 @@
   python train.py --config=configs/osworld.py [--workdir=runs/osworld] [--fresh] [--config.seed=1 ...]
 
   Task -> Env -> Step -> Episode -> Group -> Credit -> Batch -> loss -> TrainState -> Weights(version) -> Sampler -> Step ...
-Exit codes: 0 done; 1 training broke down; 2 something given cannot be run (one line says what); 75 stopped by a signal after saving.
+Exit codes: 0 done; 1 training broke down; 2 something given cannot be run (one line says what); 75 stopped by a signal.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, useful_share
 from core.session import Session
 from core.state import Batch, Scores, TrainState, Weights
-from core.stop import EXIT_STOPPED, Stop, StopSignals
+from core.stop import EXIT_STOPPED, Stop, StopSignals, leave
 from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
+from envs.processes import end_descendants
 from models import critic
 from rollout import curriculum, demos, feed, gate, instruments
 from rollout.buffer import Buffer
@@ -123,8 +124,9 @@ class Run:
     self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
     sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (cfg.copy.batch, cfg.practice.leash_batch) if self.copies else ())
     shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens)
-    self.timers, self.compiles, self.alarms, self.stop = Timers(), CompileCounter(), Alarms(cfg.alarms), StopSignals()
-    self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"no sampling: {self.facts}")
+    self.timers, self.compiles, self.alarms = Timers(), CompileCounter(), Alarms(cfg.alarms)
+    self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants)
+    self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
@@ -171,7 +173,9 @@ class Run:
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
-    self.session.save((0 if facts["phase"] == "copying" or not self.copies else self.cfg.copy.updates) + facts["done"], learner, snapshot)
+    copied = self.cfg.copy.updates if facts["phase"] != "copying" and self.copies else 0
+    with self.stop.whole:
+      self.session.save(copied + facts["done"], learner, snapshot)
 
 
 def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
@@ -221,10 +225,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
   phases = [(p.params_key, p.loss, run.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
   updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
-  sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir), run.optimiser("policy")[1]
+  sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir, run.stop.poll), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
-  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, closing(sampler), run.source:
+  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, run.source, closing(sampler):
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       try:
@@ -300,7 +304,7 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
         run.stop.poll()
         evaluate.measure(run, params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
     if cfg.curriculum.solvable_tries:
-      run.curriculum.only(evaluate.solvable_tasks(run.world, params, cfg))
+      run.curriculum.only(evaluate.solvable_tasks(run, params))
     if run.copies:
       with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
         copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
@@ -344,4 +348,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  leave(main(sys.argv))

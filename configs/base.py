@@ -7,7 +7,8 @@ import os
 
 import ml_collections
 
-from core import metrics, watchdog
+from core import config as config_lib
+from core import metrics, stop, watchdog
 from core.find import find
 from envs import health
 from rollout import curriculum, gate, remote
@@ -49,7 +50,12 @@ def loop_defaults() -> ml_collections.ConfigDict:
       },
       "pack": {"row_tokens": 0},  # tokens a packed row; 0 = the longest record the policy can have
       "eval": {"tries": 4, "every": 10, "tries_during": 1},
-      "save": {"every": 10, "copy_every": 250, "keep": 2},
+      "save": {
+        "every": 10,  # updates
+        "copy_every": 250,
+        "keep": 2,  # checkpoints
+        "grace": 8.0,  # seconds after SIGTERM or Ctrl-C to end in; then what is under way is given up, a save apart; 0 = no limit
+      },
       "log": {"episodes": 4, "groups": 1},  # sample episodes, and groups of the last update, shown in TensorBoard at each evaluation
     }
   )
@@ -76,6 +82,30 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   del cfg.pool["slots"]  # practice.slots says it
   cfg.critic = find("models", "critic").defaults()  # read only where the algorithm has a critic
   return cfg
+
+
+def saved(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
+  """The config of the run that stands in a workdir. Knobs that came after it have their defaults, and one line says which."""
+  then = config_lib.read_config(workdir)
+  try:
+    cfg = compose(then["name"], then["agent"]["name"], then["env"]["computer"])
+  except KeyError as error:
+    raise ValueError(f"the config.json of {workdir} has no {error.args[0]}: another version wrote it, and what ran is not known") from error
+  if lacking := _lacking(cfg.to_dict(), then, ""):
+    print(f"{workdir} was made before there was {', '.join(lacking)}: the defaults stand for what it lacks", flush=True)
+  with cfg.unlocked():
+    cfg.update(then)
+  return cfg
+
+
+def _lacking(now: dict, then: dict, above: str) -> list[str]:
+  out = []
+  for name, value in now.items():
+    if name not in then:
+      out.append(above + name)
+    elif isinstance(value, dict) and isinstance(then[name], dict):
+      out += _lacking(value, then[name], f"{above}{name}.")
+  return out
 
 
 def smoke(cfg: ml_collections.ConfigDict) -> None:
@@ -181,6 +211,7 @@ def check(cfg) -> None:
   parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote}
   for part, module in parts.items():
     module.check(cfg[part])
+  stop.check(cfg.save.grace)
   health.check(pool(cfg))
   for name in ("offline", "pretrain_updates"):
     if 0 < p.updates <= cfg.agent.get(name, 0):

@@ -8,6 +8,8 @@ import random
 import ml_collections
 
 LARGE = float("inf")
+BY_LUCK = 1e-5  # chance of so many faults in a row by luck below which a task is to blame
+PRIOR = 50  # episodes, one of them broken, that are counted before the first
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -40,7 +42,7 @@ def defaults() -> ml_collections.ConfigDict:
       "recycle": 50,  # episodes before a computer is started anew; 0 = never
       "recycle_jitter": 0.2,  # part of that by which computers differ, so that they do not start anew together
       "canary": 0,  # episodes between canaries, where the caller gives some; 0 = at boot only
-      "park": 3,  # distinct computers that a task must break to be parked; 0 = never
+      "park": 3,  # distinct computers that a task must break to be parked, and more than the fleet's faults explain; 0 = never
       "black_frames": True,  # a screenshot that is black in every pixel is an infra error
       "log_lines": 50,  # last lines of a worker's output that are kept for errors
     }
@@ -122,22 +124,33 @@ class Record:
 
 
 class Parking:
-  """Tasks that are not started any more. parked: {task id: reason}."""
+  """Tasks that are not started any more. parked: {task id: reason}.
+
+  A task is parked where its episodes since it last finished ended in infra errors on `computers` distinct computers, and so many in
+  a row that chance does not explain it: rate ** faults < BY_LUCK, with the rate at which the other tasks' episodes break, taken as
+  (faults + 1) / (episodes + PRIOR). On a sound fleet that is at the third fault; where a fifth of all episodes break, at the eighth.
+  """
 
   def __init__(self, computers: int):
     self._most = computers
-    self._broke: dict[str, set] = {}
+    self._broke: dict[str, list] = {}  # computers, fault by fault, since the task last finished
+    self._faults = self._ended = 0  # episodes of all tasks
     self.parked: dict[str, str] = {}
 
   def fault(self, task_id: str, computer, cause: str) -> None:
     """The task ended on this computer in an infra error."""
-    broke = self._broke.setdefault(task_id, set())
-    broke.add(computer)
-    if self._most and len(broke) >= self._most:
-      self.park(task_id, f"ended in an infra error on {len(broke)} computers, the last time with {cause}")
+    broke = self._broke.setdefault(task_id, [])
+    broke.append(computer)
+    self._faults, self._ended = self._faults + 1, self._ended + 1
+    rate = (self._faults - len(broke) + 1) / (self._ended - len(broke) + PRIOR)
+    if self._most and len(set(broke)) >= self._most and rate ** len(broke) < BY_LUCK:
+      self._faults, self._ended = self._faults - len(broke), self._ended - len(broke)  # the fleet was not to blame for these
+      often = f"{len(broke)} times in a row on {len(set(broke))} computers, the last time with {cause}"
+      self.park(task_id, f"ended in an infra error {often} (of other episodes {100 * rate:.2g}% do)")
 
   def finished(self, task_id: str) -> None:
     """It can be done after all: the computers were to blame."""
+    self._ended += 1
     self._broke.pop(task_id, None)
 
   def park(self, task_id: str, reason: str) -> None:
@@ -146,3 +159,12 @@ class Parking:
 
   def unpark(self, task_id: str) -> None:
     self.parked.pop(task_id, None)
+
+  def state(self) -> dict:
+    """What a resumed run must know: which tasks are parked, and how often episodes break."""
+    return {"parked": dict(self.parked), "faults": self._faults, "ended": self._ended}
+
+  def restore(self, state: dict) -> None:
+    """Goes on where `state` was taken; what canaries have parked since stays parked."""
+    self.parked |= state["parked"]
+    self._faults, self._ended = self._faults + state["faults"], self._ended + state["ended"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import resource
@@ -117,9 +118,12 @@ class Keeper:
         failed = error
         done.set_exception(failed)
 
-  def end(self) -> None:
+  def end(self, seconds: float = PATIENCE) -> None:
+    """Ends the thread. One that is stuck, e.g. in the start of a process on a file system that hangs, is left to itself."""
     self.ask(lambda: setattr(self, "_ended", True))
-    self._thread.join(PATIENCE)
+    self._thread.join(seconds)
+    if self._thread.is_alive():
+      return
     self._selector.close()
     self._waker.close()
     self._woken.close()
@@ -270,7 +274,10 @@ class LocalBackend:
 
   def _end_doomed(self) -> None:
     """Runs in the keeper: kills all that are doomed by now, and what they started, found by one look at all processes."""
-    ended = [self.doomed.popleft() for _ in range(len(self.doomed))]
+    ended = []
+    with contextlib.suppress(IndexError):  # empty
+      while True:
+        ended.append(self.doomed.popleft())
     if not ended:
       return
     try:
@@ -285,18 +292,19 @@ class LocalBackend:
         remote.screen.close()
         self.keeper.dying.append((remote.popen, remote.log))
 
-  def close(self, seconds: float = 2.0) -> None:
-    """Terminates what is left, then kills it, and waits until all of it is collected."""
+  def close(self, seconds: float = 3.0) -> None:
+    """Kills what is left and waits until all of it is collected, for so long at most; a keeper that is stuck is not waited for."""
     for remote in list(self.remotes):
       remote.kill()
-    until = time.monotonic() + seconds
-    self.keeper.ask(lambda: None).result(PATIENCE)
-    while self.keeper.dying and time.monotonic() < until:
+    until, dying = time.monotonic() + seconds, self.keeper.dying
+    if not concurrent.futures.wait([self.keeper.ask(lambda: None)], seconds / 3).done:
+      self._end_doomed()
+    while any(popen.poll() is None for popen, _ in list(dying)) and time.monotonic() < until:
       time.sleep(0.005)
-    left = [popen.pid for popen, _ in self.keeper.dying]
-    for _, log in list(self.keeper.dying):
+    left = [popen.pid for popen, _ in list(dying) if popen.poll() is None]
+    for _, log in list(dying):
       self.keeper.ask(lambda log=log: self.keeper.forget(log))
-    self.keeper.end()
+    self.keeper.end(max(0.1, until - time.monotonic()))
     self.selector.close()
     if left:
       raise RuntimeError(f"worker processes {left} did not end when killed")

@@ -60,3 +60,9 @@ def send_group(leader: int, start: int | None, what: signal.Signals) -> None:
     os.killpg(leader, what)
   except ProcessLookupError:
     return
+
+
+def end_descendants() -> None:
+  """Kills all that descends from this process, as it is now; collecting it is left to whoever started it."""
+  for pid, start in family(os.getpid()):
+    send(pid, start, signal.SIGKILL)

@@ -210,10 +210,25 @@ class HostLine:
       for command in waiting:
         self.ask(*command)
     else:
-      self.state, self.cause, self._waiting = "dead" if kind == "dead" else "coming", what, []
+      self.state, self.cause = "dead" if kind == "dead" else "coming", what
       self.since = time.monotonic()
-      for remote in [r for r in remotes.values() if r.host is self and not r.how]:
-        remote.hear("end", (f"{self.name} was lost: {what}", [], ""))
+      self._end_all(f"was lost: {what}")
+
+  def _end_all(self, how: str) -> None:
+    """All that was to run there has ended, or never began."""
+    self._waiting = []
+    for remote in [r for r in self.backend.remotes.values() if r.host is self and not r.how]:
+      remote.hear("end", (f"{self.name} {how}", [], ""))
+
+  @property
+  def late(self) -> bool:
+    """Whether what waits for it should go elsewhere: it was lost and has not come back, or was never there, for too long."""
+    return self.state == "coming" and time.monotonic() - self.since > (RETURN if self.epoch else START)
+
+  def give_up(self) -> None:
+    """Computers that wait for a late host start on another, as after a fault."""
+    if self.late and self._waiting:
+      self._end_all(f"has not come in {time.monotonic() - self.since:.0f} s: {self.cause or 'it was never there'}")
 
 
 class RayBackend:
@@ -227,6 +242,7 @@ class RayBackend:
   name = "ray"
   using: set[RayBackend] = set()  # open backends of this process: they share the one connection that Ray allows it
   folder = ""  # of the cluster that the first of them started, if one did
+  started: list[tuple[int, int]] = []  # pid and start time of that cluster's processes
   connected_here = False
 
   def __init__(self, slots: int, log_lines: int = 50, address: str = ""):
@@ -256,17 +272,22 @@ class RayBackend:
     there = [host for host in self.hosts.values() if host.state != "dead"]
     if not there:
       raise OSError("no host is left: " + "; ".join(f"{host.name}: {host.cause}" for host in self.hosts.values()))
-    now, count = time.monotonic(), collections.Counter(remote.host for remote in self.remotes.values() if not remote.how)
-    soon = [host for host in there if host.state == "up" or now - host.since < RETURN] or there
+    count = collections.Counter(remote.host for remote in self.remotes.values() if not remote.how)
+    soon = [host for host in there if not host.late] or there
     self._key += 1
     remote = RayRemote(self, min(soon, key=lambda host: count[host]), self._key)
     self.remotes[self._key] = remote
     remote.host.ask("start", self._key, slot)
     return remote
 
-  def poll(self, timeout: float | None) -> list[RayRemote]:
+  def poll(self, timeout: float) -> list[RayRemote]:
     """Remotes that have something to say, once one has, or something happened to a host, or the time is over."""
+    if any(host.state == "up" for host in self.hosts.values()):
+      for host in self.hosts.values():
+        host.give_up()
     wait = 0.0 if self.ready else timeout
+    if any(host.state == "coming" for host in self.hosts.values()):
+      wait = min(wait, LOOK)  # not past the moment when it is late
     while True:
       try:
         host, kind, what = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
@@ -275,11 +296,24 @@ class RayBackend:
       host.hear(kind, what)
       wait = 0.0
 
-  def close(self, seconds: float = 2.0) -> None:
-    """Ends what is left, the actors too, and the cluster if it was started here and nobody else uses it."""
+  def close(self, seconds: float = 6.0) -> None:
+    """Ends what is left, the actors too, and the cluster if it was started here and nobody else uses it. Where Ray itself does not
+    answer for so long, the cluster that was started here is ended by its processes' ids, and another one is left: its hosts end what
+    they have once they miss their trainer. RuntimeError where a host could not end its workers."""
     self.closed = True
-    ray, failed = self.ray, []
-    hosts = [host for host in self.hosts.values() if host.state != "dead"]
+    failed: list[str] = []
+    ending = threading.Thread(target=self._close, args=(failed, seconds / 3), name="ray ending", daemon=True)
+    ending.start()
+    ending.join(seconds)
+    if ending.is_alive():
+      self.using.discard(self)
+      end_cluster()
+      failed.append(f"Ray did not end within {seconds:g} s")
+    if failed:
+      raise RuntimeError("; ".join(failed))
+
+  def _close(self, failed: list[str], seconds: float) -> None:
+    ray, hosts = self.ray, [host for host in self.hosts.values() if host.state != "dead"]
     asked = {host.actor.end.remote(host.epoch): host for host in hosts if host.state == "up"}
     for ref in ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0] if asked else []:
       try:
@@ -296,8 +330,6 @@ class RayBackend:
     self.using.discard(self)
     if not self.using and RayBackend.connected_here:
       disconnect(ray, [host.process for host in hosts if host.process])
-    if failed:
-      raise RuntimeError("; ".join(failed))
 
 
 def short(error: Exception) -> str:
@@ -331,11 +363,18 @@ def connect(address: str, slots: int) -> Any:
       raise ValueError(f"Ray is connected to {there} already, wanted {address}: one process has one connection")
     return ray
   told, before = {"log_to_driver": False, "logging_level": "ERROR"}, signal.getsignal(signal.SIGTERM)
+  others = processes.family(os.getpid())
   if not address:
     RayBackend.folder = tempfile.mkdtemp(prefix="ray_")
     memory = (256 << 20) + slots * (16 << 20)  # a screen on its way for every computer, and two more
     told |= {"include_dashboard": False, "_node_ip_address": LOOPBACK, "_temp_dir": RayBackend.folder, "object_store_memory": memory}
-  ray.init(address or "local", **told)
+  try:
+    ray.init(address or "local", **told)
+  except Exception as error:  # noqa: BLE001 - what it raises where a part does not come up has no class of its own
+    RayBackend.started = [p for p in processes.family(os.getpid()) if p not in others]
+    end_cluster()
+    raise ConnectionError(f"Ray did not start, or is not at {address or 'this machine'}: {short(error)}") from error
+  RayBackend.started = [] if address else [p for p in processes.family(os.getpid()) if p not in others]
   if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, before)  # how a run ends is its own affair
   RayBackend.connected_here = True
@@ -349,5 +388,13 @@ def disconnect(ray: Any, actors: list[tuple[int, int | None]]) -> None:
   if RayBackend.folder:
     for pid, start in actors:
       processes.send(pid, start, signal.SIGKILL)
+    end_cluster()
+
+
+def end_cluster() -> None:
+  """Ends what is left of the cluster that was started here: its processes, what they started, its folder."""
+  for pid, start in [*processes.family(*(p for p, s in RayBackend.started if processes.alive(p, s))), *RayBackend.started]:
+    processes.send(pid, start, signal.SIGKILL)
+  if RayBackend.folder:
     shutil.rmtree(pathlib.Path(RayBackend.folder), ignore_errors=True)
-    RayBackend.folder = ""
+  RayBackend.folder, RayBackend.started = "", []

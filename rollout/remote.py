@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import contextlib
 import dataclasses
 import io
@@ -43,6 +44,7 @@ from rollout.sampler import Sampled
 AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses after which a request may go well elsewhere, or later
 MOST_BYTES = 2**24  # of an answer
 LONGEST_REST = 60.0
+TICK = 0.2  # seconds between ticks
 
 
 class SamplerDown(RuntimeError):
@@ -118,17 +120,17 @@ class RemoteSampler:
 
   export(params, folder): makes that folder, with the parameters as files that the servers load (tools.serve.export_params;
   models.hf.export with a source bound). folder: where they are published, this run's own, the same path on every server.
-  `act` and `load` may run at once, from two threads.
+  tick: called several times a second in every wait; what it raises ends the wait. `act` and `load` may run at once, from two threads.
   """
 
   def __init__(self, policy: Policy, cfg: ml_collections.ConfigDict, export: Callable[[Any, pathlib.Path], None],
-               folder: str | os.PathLike, temperature: float = 1.0):  # fmt: skip
+               folder: str | os.PathLike, temperature: float = 1.0, tick: Callable[[], None] = lambda: None):  # fmt: skip
     check(cfg)
     if not cfg.endpoints:
       raise ValueError("sampler.endpoints is empty, wanted the addresses of sampling servers")
     if temperature < 0 or not math.isfinite(temperature):
       raise ValueError(f"temperature is {temperature}, wanted 0 (greedy, evaluation only) or more")
-    self.policy, self.cfg, self.temperature = policy, cfg, temperature
+    self.policy, self.cfg, self.temperature, self._tick = policy, cfg, temperature, tick
     self.tokens = 0  # action tokens written so far
     self._export, self._folder = export, pathlib.Path(os.path.abspath(folder))
     self._dialect, self._name = DIALECTS[cfg.dialect], secrets.token_hex(4)
@@ -154,15 +156,18 @@ class RemoteSampler:
   def __exit__(self, *exc) -> None:
     self.close()
 
-  def close(self, seconds: float = 10.0) -> None:
+  def close(self, seconds: float = 2.0) -> None:
     """Ends what is under way and the connections. The published weights stay: the servers may still be reading them."""
     if self._closed:
       return
     self._closed = True
-    asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(seconds)
+    shut = asyncio.run_coroutine_threadsafe(self._shut(), self._loop)
+    if concurrent.futures.wait([shut], seconds).done:
+      shut.result()
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join(seconds)
-    self._loop.close()
+    if not self._thread.is_alive():
+      self._loop.close()
 
   def load(self, weights: Weights) -> None:
     """Publishes: writes the weights, asks every server to load them, and waits until all that are up have confirmed. Servers
@@ -197,6 +202,8 @@ class RemoteSampler:
       raise RuntimeError("the sampler is closed")
     future = asyncio.run_coroutine_threadsafe(work, self._loop)
     try:
+      while not concurrent.futures.wait([future], TICK).done:
+        self._tick()
       return future.result()
     except BaseException:
       future.cancel()

@@ -9,6 +9,7 @@ import numpy as np
 
 from core.schema import Episode, Task
 from core.session import Session
+from envs.pool import Pool
 from rollout.gather import Gathered, gather
 from rollout.queue import GroupQueue, Ledger
 from rollout.replay import Replay
@@ -27,6 +28,8 @@ def make(
   episodes go on while the learner learns, at most `ahead` updates' worth (Stream); which of them an update gets depends on the clock."""
   if mode not in MODES:
     raise ValueError(f"practice.mode is {mode!r}, wanted one of {', '.join(MODES)}")
+  if isinstance(computers, Pool):
+    session.attach("parking", computers.tasks)
   if mode == "sync":
     return Rounds(sampler, computers, session, ledger)
   stream = Stream(sampler, computers, GroupQueue(ledger), lambda serial, k: session.key(1 << 20, serial, k), ahead=ahead, clock=note)

@@ -77,7 +77,7 @@ class Stream:
   def __exit__(self, *exc) -> None:
     self.close()
 
-  def close(self, seconds: float = 10.0) -> None:
+  def close(self, seconds: float = 2.0) -> None:
     """Ends the thread; the computers are the caller's again. What is still under way on them is not waited for."""
     self._closing = True
     if self._thread.ident is not None:

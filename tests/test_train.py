@@ -20,15 +20,14 @@ import evaluate
 import train
 from benchmarks import faults
 from core import config as config_lib
-from core.checkpoint import Checkpointer, read_numpy
+from core.checkpoint import read_numpy
 from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
-from envs import processes, sim
+from envs import sim
 from rollout import feed, gate
 from rollout.feed import Feed
 from rollout.source import Rounds
-from rollout.stream import Stream
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
@@ -208,36 +207,6 @@ def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, mon
   assert len(rows) == 4 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
 
 
-@pytest.mark.parametrize("workers", [False, True])
-def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tmp_path, monkeypatch, capsys, workers):
-  """async, in threads or in worker processes: every gather checks that episodes add up. The run dies while tries are in flight, and the
-  resumed one tries those again: nothing is counted twice, nothing lost, no process left."""
-  own = {"practice__mode": "async", "practice__max_age": 2} | ({"practice__workers": True, "practice__slots": 4} if workers else {})
-  real, calls = Stream.gather, []
-
-  def dies(*args, **kwargs):
-    calls.append(1)
-    if len(calls) == 3:
-      raise Killed
-    return real(*args, **kwargs)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(Stream, "gather", dies)
-    with pytest.raises(Killed):
-      train.main(command(tmp_path / "run", **own))
-  assert train.main(command(tmp_path / "run", **own)) == 0
-  assert "resuming" in capsys.readouterr().out
-  rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-  assert [r["update"] for r in rows] == [0, 1, 2, 3] and all(r["episodes/age_max"] <= 2 for r in rows)
-  with Checkpointer(tmp_path / "run" / "checkpoints") as checkpoints:
-    _, host, _ = checkpoints.restore({}, partial=True)
-  ledger, stream = host["parts"]["ledger"], host["parts"]["stream"]
-  flying = sum(plan["tries"] for plan in stream["plans"])
-  assert ledger["started"] == ledger["trained"] + sum(ledger["dropped"].values()) + flying and ledger["trained"] >= 4 * 2 * 3
-  busy = [r["rate/environment_utilisation"] for r in rows]
-  assert all(0 <= b <= 1.01 for b in busy) and max(busy) > 0 and not processes.family(os.getpid()), busy
-
-
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_path, sig):
   workdir = tmp_path / "run"
@@ -252,21 +221,6 @@ def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_
   assert not list(workdir.rglob("*.tmp*"))
   assert train.main(command(workdir)) == 0
   assert_same_run(straight, workdir)
-
-
-def test_a_signal_ends_a_run_whose_computers_all_hang_in_ten_seconds(tmp_path):
-  """Every worker hangs in the first episode after its canaries, its deadlines far away: SIGTERM saves, exits 75, leaves no process."""
-  own = {"practice__workers": True, "practice__slots": 3, "env__faults__hang": 1.0}
-  process = subprocess.Popen([sys.executable, *command(tmp_path / "run", **own)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-  for line in process.stdout:
-    if "copying_clean_greedy" in line:  # what comes next is asked of the workers
-      break
-  time.sleep(2.0)
-  began = time.monotonic()
-  process.send_signal(signal.SIGTERM)
-  said = process.stdout.read()
-  assert process.wait(timeout=60) == train.EXIT_STOPPED and "stopped after saving" in said
-  assert time.monotonic() - began < 10 and not processes.family(process.pid)
 
 
 def test_kill_9_in_the_middle_loses_at_most_the_updates_since_the_last_save(straight, tmp_path):

@@ -65,7 +65,7 @@ def settings(argv: list[str]) -> tuple[ml_collections.ConfigDict, dict[str, Any]
     raise ValueError(f"{error}; wanted --config=FILE or --workdir=RUN") from error
   if left[1:] or not values.workdir:
     raise ValueError(f"wanted --config=FILE or --workdir=RUN, got {' '.join(argv[1:]) or 'neither'}")
-  return ml_collections.ConfigDict(config_lib.read_config(values.workdir)), values.flag_values_dict()
+  return base.saved(values.workdir), values.flag_values_dict()
 
 
 def main(argv: list[str]) -> int:

@@ -13,15 +13,15 @@ import pathlib
 import sys
 
 import jax
-import ml_collections
 import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 import evaluate
+from configs import base
 from core.checkpoint import Checkpointer
-from core.config import EXIT_USAGE, one_line, read_config
+from core.config import EXIT_USAGE, one_line
 from core.metrics import read_jsonl
 from core.schema import Episode
 from core.screens import write_atomic
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
   workdir = pathlib.Path(os.path.abspath(FLAGS.workdir))
   if not (workdir / "summary.json").is_file():
     raise ValueError(f"--workdir={workdir} holds no summary.json: give the folder of a finished run")
-  cfg = ml_collections.ConfigDict(read_config(workdir))
+  cfg = base.saved(workdir)
   summary = json.loads((workdir / "summary.json").read_text())
   world = evaluate.build(cfg)
   target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}

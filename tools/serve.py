@@ -28,7 +28,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from absl import flags
 from PIL import Image
@@ -36,6 +35,7 @@ from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
 import evaluate
+from configs import base
 from core import config as config_lib
 from core.schema import TokenRecord
 from core.state import Weights
@@ -266,7 +266,7 @@ FLAGS = flags.FLAGS
 
 def main(argv: list[str]) -> int:
   del argv
-  cfg = ml_collections.ConfigDict(config_lib.read_config(pathlib.Path(os.path.abspath(FLAGS.workdir))))
+  cfg = base.saved(pathlib.Path(os.path.abspath(FLAGS.workdir)))
   key = os.environ.get(FLAGS.key_env, "").strip() if FLAGS.key_env else ""
   if FLAGS.key_env and not key:
     raise ValueError(f"--key_env is {FLAGS.key_env}, but that environment variable is not set")

@@ -1,12 +1,14 @@
 """The shipped configs: what design decisions fix about them, and that every mode composes and passes its own checks."""
 
 import importlib
+import json
 import math
 import pathlib
 
 import pytest
 
 from configs import base
+from core import config as config_lib
 from core.config import ConfigError
 from core.find import available, find
 
@@ -227,3 +229,19 @@ def test_section_14_every_cell_of_the_matrix_is_a_line_of_overrides():
     {"solvable_tries": 16, "critic_low": 0.05, "critic_high": 0.75, "rest_after": 2, "remove_at": 3, "teaching_target": 0.8}
   )
   base.check(cfg)
+
+
+def test_the_config_of_a_run_that_stands_is_its_own_and_what_came_later_has_its_default(tmp_path, capsys):
+  made, _ = config_lib.load_config(["train.py", "--config=configs/android.py:real", "--config.seed=7", "--config.practice.lr=0.25"])
+  config_lib.write_config(tmp_path, made)
+  assert config_lib.resolved(base.saved(tmp_path)) == config_lib.resolved(made) and capsys.readouterr().out == ""
+  record = json.loads((tmp_path / "config.json").read_text())
+  del record["config"]["save"]["keep"], record["config"]["watchdog"]
+  (tmp_path / "config.json").write_text(json.dumps(record))
+  cfg = base.saved(tmp_path)
+  assert "was made before there was save.keep, watchdog: the defaults" in capsys.readouterr().out
+  assert (cfg.save.keep, cfg.watchdog.seconds, cfg.seed, cfg.practice.lr) == (2, 1800.0, 7, 0.25)
+  del record["config"]["agent"]["name"]
+  (tmp_path / "config.json").write_text(json.dumps(record))
+  with pytest.raises(ValueError, match="has no name: another version wrote it"):
+    base.saved(tmp_path)

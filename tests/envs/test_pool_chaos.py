@@ -282,6 +282,19 @@ def test_a_pool_closes_from_any_state():
     assert time.monotonic() - began < 10 and not left_over(who, 0.0) and conserved(pool) and pool.in_flight == 0
 
 
+def test_a_pool_closes_though_its_keeper_is_stuck():
+  """As in the start of a process on a file system that hangs."""
+  pool, stuck = rogues(slots=2), threading.Event()
+  pool.lease(60)
+  who, keeper = workers(pool), pool.backend.keeper
+  keeper.ask(lambda: stuck.wait(60))
+  pool.close()
+  assert len(who) == 2 and not left_over(who, 0.0) and keeper._thread.is_alive()
+  stuck.set()
+  keeper._thread.join(5)
+  assert not keeper._thread.is_alive()
+
+
 def test_twenty_starts_and_stops_leave_nothing_behind():
   def held():
     keepers = sum(thread.name == "worker keeper" for thread in threading.enumerate())

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pathlib
+import queue
 import subprocess
 import sys
 import time
@@ -176,6 +177,53 @@ def test_what_cannot_be_understood_is_raised_as_such():
     remote.send({"id": 2})
   with pytest.raises(TypeError, match="cannot leave a worker"):
     remote.send({"id": object()})
+
+
+class Nobody:
+  """Ray, of which a line needs nothing here: no command is sent."""
+
+  def __init__(self):
+    self.sent = []
+    self.actor = self.do = self
+    self.remote = lambda *what: self.sent.append(what)
+
+
+def line_of(backend, name):
+  """A host's line without its thread."""
+  line = ray_hosts.HostLine.__new__(ray_hosts.HostLine)
+  line.backend, line.name, line.node, line.state, line.since, line.cause = backend, name, name, "coming", time.monotonic(), ""
+  line.epoch, line.number, line.process, line._waiting, line.actor = 0, 0, None, [], Nobody()
+  return line
+
+
+def test_computers_that_wait_for_a_lost_host_go_to_another_when_it_is_late(monkeypatch):
+  """Host b was up and is lost: what starts meanwhile waits for it, for RETURN seconds and no longer, as long as a is there."""
+  now = [100.0]
+  monkeypatch.setattr(ray_hosts.time, "monotonic", lambda: now[0])
+  backend = ray_hosts.RayBackend.__new__(ray_hosts.RayBackend)
+  backend.inbox, backend.remotes, backend.ready, backend._key, backend._looked = queue.SimpleQueue(), {}, {}, 0, 1e9
+  a, b = line_of(backend, "host a"), line_of(backend, "host b")
+  backend.hosts = {"a": a, "b": b}
+  for host in (a, b):
+    host.hear("up", (1, (1, 1)))
+  first = [backend.start(i) for i in range(2)]
+  assert {r.host for r in first} == {a, b}
+  b.hear("lost", "its actor died")
+  ended = [r for r in first if r.host is b]
+  assert backend.poll(0.0) == ended and ended[0].how == "host b was lost: its actor died"
+  backend.remotes.pop(ended[0].key)
+  ended[0].kill()
+  again = backend.start(1)
+  assert again.host is b  # it has the fewest, and may come back in a moment
+  now[0] += ray_hosts.RETURN
+  assert backend.poll(0.0) == [] and not again.how
+  now[0] += 1.0
+  a.state = "coming"  # nobody is there to go to
+  assert backend.poll(0.0) == []
+  a.state = "up"
+  assert backend.poll(0.0) == [again] and again.how == "host b has not come in 16 s: its actor died"
+  backend.remotes.pop(again.key)
+  assert backend.start(1).host is a
 
 
 def test_the_pool_is_imported_without_ray_and_the_actor_without_jax():

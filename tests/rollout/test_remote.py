@@ -4,6 +4,7 @@ Expected tokens and log-probabilities are those of rollout.sampler.Sampler for t
 """
 
 import json
+import socket
 import threading
 import time
 
@@ -54,11 +55,11 @@ def connect(tiny_policy, tmp_path):
   """connect(servers, **knobs) -> a RemoteSampler on them."""
   made = []
 
-  def make(*servers, temperature=1.0, export=serve.export_params, **knobs):
+  def make(*servers, temperature=1.0, export=serve.export_params, tick=lambda: None, **knobs):
     cfg = remote.defaults()
     cfg.update({"endpoints": tuple(s if isinstance(s, str) else s.url for s in servers), "timeout": 20.0, "patience": 5.0,
                 "reload_timeout": 20.0, "backoff": 0.05} | knobs)  # fmt: skip
-    made.append(RemoteSampler(tiny_policy, cfg, export, tmp_path / "published", temperature))
+    made.append(RemoteSampler(tiny_policy, cfg, export, tmp_path / "published", temperature, tick))
     return made[-1]
 
   yield make
@@ -438,6 +439,24 @@ def test_closing_ends_what_is_under_way(server, connect, tiny_params, prompts):
   assert not thread.is_alive() and len(ended) == 1 and not s._thread.is_alive()
   with pytest.raises(RuntimeError, match="closed"):
     s.act(prompts[:1], keys(1))
+
+
+@pytest.mark.parametrize("state", ["down", "deaf", "answering"])
+def test_a_tick_ends_every_wait(server, connect, tiny_params, prompts, state):
+  """Nobody listens; somebody listens and never says a word; a server hangs over an answer. Every deadline is far away."""
+  ticks, far = [], {"timeout": 300.0, "patience": 300.0, "reload_timeout": 300.0}
+  with socket.create_server(("127.0.0.1", 0)) as deaf:
+    url = {"down": "http://127.0.0.1:9", "deaf": f"http://127.0.0.1:{deaf.getsockname()[1]}", "answering": server}[state]
+    s = connect(url, tick=ticks.pop, **far)  # IndexError at the third
+    ticks[:] = [0] * 1000
+    if state == "answering":
+      s.load(Weights(tiny_params, 1))
+      server.faults.extend([serving.hang] * 2)
+    ticks[:] = [0, 0]
+    with pytest.raises(IndexError):
+      s.act(prompts[:2], keys(2)) if state == "answering" else s.load(Weights(tiny_params, 1))
+    s.close()
+    assert not s._thread.is_alive()
 
 
 # -- the key, and what is refused before anything is sent

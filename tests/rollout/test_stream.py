@@ -94,6 +94,20 @@ def test_what_is_under_way_is_bounded_by_the_age_that_is_allowed(stream_of, task
       assert len(tasks.made) <= most and (max_age or len(stream.groups) == 0)
 
 
+def test_after_a_barrier_all_computers_are_busy_at_once(stream_of, task):
+  """max_age 0: when an update's groups are taken nothing is under way; one turn of the scheduler later all 8 computers are busy again."""
+  tasks = Tasks(task)
+  stream = stream_of(slots=8, threaded=False)
+  for _ in range(2):
+    gather(stream, tasks, group_size=4, max_age=0)
+    assert stream.scheduler.busy == 0 and len(stream.groups) == 0
+    stream.scheduler._hear = lambda wait: []  # nothing is heard: only starts
+    stream.top_up(2, tasks, lambda task_id, default: default, 4)
+    stream._advance(0.0)
+    assert stream.scheduler.busy == 8
+    del stream.scheduler._hear
+
+
 def test_max_age_0_means_that_every_token_is_of_the_version_that_is_trained(stream_of, task, sampler):
   tasks = Tasks(task, steps=3)
   with stream_of(slow={0: 0.02}) as stream:
