@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import os
 import pathlib
 import resource
@@ -104,6 +103,10 @@ class Keeper:
       for popen, log in [d for d in self.dying if d[0].poll() is not None]:
         self.forget(log)
         self.dying.remove((popen, log))
+    for _, log in self.dying:
+      self.forget(log)
+    for part in (self._selector, self._waker, self._woken):
+      part.close()
 
   def _work(self) -> None:
     try:
@@ -122,11 +125,6 @@ class Keeper:
     """Ends the thread. One that is stuck, e.g. in the start of a process on a file system that hangs, is left to itself."""
     self.ask(lambda: setattr(self, "_ended", True))
     self._thread.join(seconds)
-    if self._thread.is_alive():
-      return
-    self._selector.close()
-    self._waker.close()
-    self._woken.close()
 
 
 class LocalRemote:
@@ -245,6 +243,7 @@ class LocalBackend:
     self.selector, self.keeper = selectors.DefaultSelector(), Keeper()
     self.remotes: set[LocalRemote] = set()
     self.doomed: collections.deque[LocalRemote] = collections.deque()
+    self.ending: list[LocalRemote] = []  # doomed, or killed and not seen to have ended
 
   def start(self, slot: int) -> LocalRemote:
     remote = LocalRemote(self, slot, self.log_lines)
@@ -269,42 +268,43 @@ class LocalBackend:
     """The end of this one: nothing of it is heard any more, and the keeper will kill it."""
     self.selector.unregister(remote)
     self.remotes.discard(remote)
+    self.ending = [other for other in self.ending if other.popen.returncode is None] + [remote]
     self.doomed.append(remote)
     self.keeper.ask(self._end_doomed)
 
   def _end_doomed(self) -> None:
-    """Runs in the keeper: kills all that are doomed by now, and what they started, found by one look at all processes."""
-    ended = []
-    with contextlib.suppress(IndexError):  # empty
-      while True:
-        ended.append(self.doomed.popleft())
-    if not ended:
-      return
+    """Runs in the keeper: kills all that are doomed by now, and takes leave of them."""
+    ended = [self.doomed.popleft() for _ in range(len(self.doomed))]
     try:
-      others = processes.family(*(remote.pid for remote in ended))
-      for remote in ended:
-        processes.send_group(remote.pid, remote.started, signal.SIGKILL)
-      for pid, start in others:
-        processes.send(pid, start, signal.SIGKILL)
+      self._kill(ended)
     finally:
       for remote in ended:
         remote.socket.close()  # not before: a worker ends itself at a hang-up, and its descendants could not be found any more
         remote.screen.close()
         self.keeper.dying.append((remote.popen, remote.log))
 
-  def close(self, seconds: float = 3.0) -> None:
-    """Kills what is left and waits until all of it is collected, for so long at most; a keeper that is stuck is not waited for."""
+  def _kill(self, remotes: list[LocalRemote]) -> None:
+    """Kills these and what they started, found by one look at all processes."""
+    if not remotes:
+      return
+    others = processes.family(*(remote.pid for remote in remotes))
+    for remote in remotes:
+      processes.send_group(remote.pid, remote.started, signal.SIGKILL)
+    for pid, start in others:
+      processes.send(pid, start, signal.SIGKILL)
+
+  def close(self, seconds: float = 2.5) -> None:
+    """Kills what is left and waits until all of it is collected; a keeper that is stuck is waited for so long, and half as long each
+    for the last process and for the keeper's end."""
     for remote in list(self.remotes):
       remote.kill()
-    until, dying = time.monotonic() + seconds, self.keeper.dying
-    if not concurrent.futures.wait([self.keeper.ask(lambda: None)], seconds / 3).done:
-      self._end_doomed()
-    while any(popen.poll() is None for popen, _ in list(dying)) and time.monotonic() < until:
+    left = lambda: [remote for remote in self.ending if remote.popen.poll() is None]
+    if not concurrent.futures.wait([self.keeper.ask(lambda: None)], seconds).done:
+      self._kill(left())
+    until = time.monotonic() + seconds / 2
+    while left() and time.monotonic() < until:
       time.sleep(0.005)
-    left = [popen.pid for popen, _ in list(dying) if popen.poll() is None]
-    for _, log in list(dying):
-      self.keeper.ask(lambda log=log: self.keeper.forget(log))
-    self.keeper.end(max(0.1, until - time.monotonic()))
+    self.keeper.end(seconds / 2)
     self.selector.close()
-    if left:
-      raise RuntimeError(f"worker processes {left} did not end when killed")
+    if pids := [remote.pid for remote in left()]:
+      raise RuntimeError(f"worker processes {pids} did not end when killed")
