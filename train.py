@@ -173,9 +173,8 @@ class Run:
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
-    copied = self.cfg.copy.updates if facts["phase"] != "copying" and self.copies else 0
     with self.stop.whole:
-      self.session.save(copied + facts["done"], learner, snapshot)
+      self.session.save(facts["done"] + (self.cfg.copy.updates if facts["phase"] != "copying" and self.copies else 0), learner, snapshot)
 
 
 def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
@@ -228,7 +227,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir, run.stop.poll), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
-  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, run.source, closing(sampler):
+  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, store, run.source, closing(sampler):
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       try:
@@ -271,7 +270,6 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
       if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or run.stop.asked:
         run.save(learner)
-  store.close()
   run.source = None
   return learner
 
