@@ -1,7 +1,5 @@
 """The sampler on other machines: the same tokens and numbers as in this process, tags that are true, faults that are no scores.
-
-Expected tokens and log-probabilities are those of rollout.sampler.Sampler for the same weights and keys; it has tests of its own.
-"""
+Expected tokens and log-probabilities are those of rollout.sampler.Sampler for the same weights and keys; it has tests of its own."""
 
 import json
 import socket
