@@ -2,8 +2,9 @@
 
   python -m benchmarks.chaos [--episodes=500] [--out=runs/chaos]
 
-Two runs of train.py from one copied policy, with worker processes whose steps take a second, as those of a desktop do: one in peace, one in which a tenth of the episodes kill
-their worker, 5% hang it, 5% raise, 2% show a black screen and 2% half a one; that one is itself killed (-9) once and resumed.
+Two runs of train.py from one copied policy, with worker processes whose steps take a second, as those of a desktop do: one in peace, one
+in which a tenth of the episodes kill their worker, 5% hang it, 5% raise, 2% show a black screen and 2% half a one; that one is itself
+killed (-9) once and resumed.
 """
 
 from __future__ import annotations
