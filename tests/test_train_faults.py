@@ -131,11 +131,11 @@ def test_a_signal_ends_a_run_at_once_whatever_it_does(copied, tmp_path, monkeypa
 
 
 def test_a_signal_ends_a_run_whose_computers_all_hang_in_ten_seconds(tmp_path):
-  """Every worker hangs in the first episode after its canaries, its deadlines far away: SIGTERM saves, exits 75, leaves no process."""
+  """Every worker hangs in the first episode after its canaries, its deadlines far away: SIGTERM ends all of it, with exit code 75."""
   own = {"practice__workers": True, "practice__slots": 3, "env__faults__hang": 1.0}
   process = subprocess.Popen([sys.executable, *command(tmp_path / "run", **own)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
   for line in process.stdout:
-    if "copying_clean_greedy" in line:  # what comes next is asked of the workers
+    if line.endswith("steps\n") and "demonstrations of" in line:  # what comes next, the gate, is asked of the workers
       break
   time.sleep(2.0)
   began = time.monotonic()
