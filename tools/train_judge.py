@@ -144,6 +144,8 @@ class Judge:
 def policy_of(workdir: pathlib.Path) -> tuple[Policy, Any, ml_collections.ConfigDict]:
   """(the policy of a run, its newest parameters, the run's config)."""
   cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
+  if cfg.policy.get("checkpoint"):
+    raise ValueError(f"{workdir} practises {cfg.policy.checkpoint}: judges are trained from the embedded policy only, so far")
   policy = evaluate.build(cfg).policy
   with Checkpointer(workdir / "checkpoints") as checkpoints:
     target = {"states": {"policy": {"params": jax.eval_shape(policy.init, jax.random.key(0))}}}

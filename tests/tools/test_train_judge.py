@@ -112,3 +112,9 @@ def test_from_a_workdir_to_an_endpoint_that_environments_ask(workdir, tiny_polic
 def test_no_judge_says_how_to_train_one(tmp_path):
   with pytest.raises(FileNotFoundError, match="holds no judge: train one with python -m tools.train_judge"):
     serve_judge.load(str(tmp_path))
+
+
+def test_a_run_of_a_checkpoint_is_refused(tmp_path):
+  (tmp_path / "config.json").write_text(json.dumps({"config": {"agent": {}, "env": {}, "policy": {"checkpoint": "UI-TARS"}}}))
+  with pytest.raises(ValueError, match="practises UI-TARS: judges are trained from the embedded policy only"):
+    train_judge.policy_of(tmp_path)
