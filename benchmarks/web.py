@@ -10,9 +10,11 @@ package's own environment beside them, one of it; it wants selenium (pip), MINIW
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +83,8 @@ def work_selenium(seconds: float) -> None:
 def measure(count: int, seconds: float, capped: bool, whose: str = "--work") -> dict:
   """Sums over `count` processes that start together."""
   argv = [sys.executable, "-m", "benchmarks.web", whose, f"--seconds={seconds}", f"--capped={int(capped)}"]
-  children = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+  children = [subprocess.Popen(argv, start_new_session=True, **pipes) for _ in range(count)]
   try:
     for child in children:
       if not select.select([child.stdout], [], [], 300)[0] or child.stdout.readline() != "ready\n":
@@ -92,7 +95,8 @@ def measure(count: int, seconds: float, capped: bool, whose: str = "--work") -> 
     said = [json.loads(child.communicate(timeout=seconds + 300)[0].splitlines()[-1]) for child in children]
   finally:
     for child in children:
-      child.kill()
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # with its browser, which the package's own environment leaves behind
       child.wait(10)
   return {name: sum(one[name] for one in said) for name in said[0]}
 
