@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
     "practice.rounds=1", "practice.max_age=4", f"env.step_seconds={FLAGS.step_seconds}", "env.slow_factor=2.0",
     "eval.every=0", "eval.tries=1",
     "save.every=1", "pool.backoff=0.1",
-    "pool.quarantine_faults=1000", "pool.spares=4", "pool.boots=2", f"pool.deadlines.act={FLAGS.deadline}", "pool.deadlines.settle=0.1",
+    "pool.quarantine_faults=1000", "pool.spares=16", "pool.boots=16", f"pool.deadlines.act={FLAGS.deadline}", "pool.deadlines.settle=0.1",
     "pool.deadlines.observe=2.0", "pool.deadlines.evaluate=2.0", "pool.park=0",
   ]  # fmt: skip
   copied = out / "copied"

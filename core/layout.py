@@ -39,7 +39,12 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
   ("5 Is there a spread?", (Chart("spread of rewards in a group", ("groups/spread",)),)),
   (
     "6 Does the push arrive?",
-    (Chart("loss", ("[a-z]+/loss",)), Chart("gradient", ("[a-z]+/grad_norm",)), Chart("learning rate", (".*/lr",))),
+    (
+      Chart("loss", ("[a-z]+/loss",)),
+      Chart("gradient", ("[a-z]+/grad_norm",)),
+      Chart("learning rate", (".*/lr",)),
+      Chart("steps refused for want of a token", ("[a-z]+/empty_steps",)),
+    ),
   ),
   (
     "7 Do sampler and trainer agree?",
@@ -56,7 +61,7 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
   (
     "9 Are the tries different?",
     (
-      Chart("entropy, nats a token", ("policy/entropy.*",)),
+      Chart("entropy, nats a token", ("policy/entropy.*", "copy/entropy")),
       Chart("different first actions", ("groups/distinct_first_actions",)),
       Chart("steps an episode", ("episodes/steps",)),
     ),

@@ -11,7 +11,7 @@ import re
 from envs.grammars.lex import FORBIDDEN, MAX_ARGUMENTS, NUMBER, Bad, Written, shown
 
 _SPACE = r"[ \t\n]*+"
-_STRING = r'"[^"\\\n\t]*+(?:\\.[^"\\\n\t]*+)*+"'
+_STRING = r'"[^"\\\n\t]*+(?:\\.[^"\\\n\t]*+)*"'
 _PAIR = re.compile(rf"{_SPACE}({_STRING}){_SPACE}:{_SPACE}(?:({_STRING})|({NUMBER})|(true|false)){_SPACE}([,}}])")
 _OPEN = re.compile(rf"{_SPACE}\{{")
 

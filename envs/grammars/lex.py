@@ -15,12 +15,13 @@ SPACE = " \t\n"
 # Control characters other than tab and newline, and lone surrogates: no keyboard types them, no file stores them.
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
-NUMBER = r"-?[0-9]{1,6}+(?:\.[0-9]{1,12}+)?+"
+# Groups are never possessive: Python 3.11.2 does not step back from one that fails half way, and read type(f"a") as type("a").
+NUMBER = r"-?[0-9]{1,6}+(?:\.[0-9]{1,12}+)?"
 _NAME = re.compile(r"[ \t\n]*+([A-Za-z_]++)[ \t\n]*+\(")
 _EMPTY = re.compile(r"[ \t\n]*+\)")
 _ARGUMENT = re.compile(
-  r"[ \t\n]*+(?:([a-z_]++)[ \t\n]*+=)?+[ \t\n]*+"
-  r"(?:'([^'\\]*+(?:\\.[^'\\]*+)*+)'" + r'|"([^"\\]*+(?:\\.[^"\\]*+)*+)"' + rf"|({NUMBER})|([A-Za-z_]++))"
+  r"[ \t\n]*+(?:([a-z_]++)[ \t\n]*+=)?[ \t\n]*+"
+  r"(?:'([^'\\]*+(?:\\.[^'\\]*+)*)'" + r'|"([^"\\]*+(?:\\.[^"\\]*+)*)"' + rf"|({NUMBER})|([A-Za-z_]++))"
   r"[ \t\n]*+([,)])",
   re.DOTALL,
 )

@@ -54,7 +54,7 @@ _TYPE = re.compile(rf"type ?\[({_ID})\] ?\[")
 _FLAG = re.compile(r"\] ?\[(?:press_enter_after=)?([01])\]$")
 _STOP = re.compile(r"stop ?\[")
 _NEXT = re.compile(r"\] ?\[|\] {0,2}(?:" + "|".join([*_PLAIN, "type", "stop", "do", "exit"]) + r")\b")
-_COMMENTS = re.compile(r"(?:[ \t]*+#[^\n]*+\n)++")
+_COMMENTS = re.compile(r"(?:[ \t]*+#[^\n]*+\n)+")
 FENCE = "```"
 
 # (accepted, canonical)

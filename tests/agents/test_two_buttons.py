@@ -170,7 +170,7 @@ KNOBS = {
 
 
 def config(name: str):
-  cfg = ml_collections.ConfigDict({"seed": 0})
+  cfg = ml_collections.ConfigDict({"seed": 0, "policy": {"checkpoint": ""}})
   cfg.update(train.base.loop_defaults())
   cfg.copy.update({"updates": 150, "batch": RECORDS, "lr": 3e-2, "warmup": 10})
   cfg.practice.update({"groups": 8, "slots": 64, "leash": 0.0, "warmup": 2})

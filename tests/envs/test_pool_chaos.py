@@ -120,7 +120,7 @@ class Writer:
     decode = staticmethod(lambda tokens: ("wait()", "tap(0.50, 0.20)", "press(BACK)", "oops")[int(tokens[0])])
 
   def prompt(self, goal, screens, text, history=()):
-    return type("Prompt", (), {"tokens": np.zeros(1, np.int32), "image_place": [0]})
+    return type("Prompt", (), {"tokens": np.zeros(1, np.int32), "image_place": [0], "image_step": None})
 
   def act(self, prompts, keys):
     from rollout.sampler import Sampled

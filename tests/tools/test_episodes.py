@@ -408,7 +408,7 @@ def test_the_command_serves_and_ends_and_exports(workdir, tmp_path):
     with httpx2.Client(follow_redirects=True) as client:
       assert len(ids(client.get(address))) == 50
     page.send_signal(signal.SIGTERM)
-    out, err = page.communicate(timeout=20)
+    out, err = page.communicate(timeout=60)
   finally:
     page.kill()
     page.wait(10)
