@@ -217,6 +217,7 @@ class Run(train.Run):
     self.scores, self.jitted = ({key: part(kind)[i] for key, kind in kinds.items()} for i in (1, 2))
     self.stop, self.timers = train.StopSignals(), train.Timers()
     self.dog = types.SimpleNamespace(beat=lambda what: None)
+    self.world, self.leash = types.SimpleNamespace(base=lambda: None), self.cfg.practice.leash
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)
     self.session = Session(workdir, self.cfg.seed, 1, {"phase": "practice", "done": 0, "version": 0, "ready": ready, "evals": {}})

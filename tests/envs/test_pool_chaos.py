@@ -120,7 +120,9 @@ class Writer:
     decode = staticmethod(lambda tokens: ("wait()", "tap(0.50, 0.20)", "press(BACK)", "oops")[int(tokens[0])])
 
   def prompt(self, goal, screens, text, history=()):
-    return type("Prompt", (), {"tokens": np.zeros(1, np.int32), "image_place": [0], "image_step": None})
+    from models.base import Prompt
+
+    return Prompt(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros((1, 4), np.uint8), 1)
 
   def act(self, prompts, keys):
     from rollout.sampler import Sampled
