@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from core.schema import SUCCESS, Unreadable
+from models.base import Prompt
 from rollout.sampler import Sampled
 
 SHAPE = (40, 24, 3)
@@ -107,7 +108,7 @@ class Writer:
     self.clock, self.fixed, self.each, self.policy, self.tokenizer, self.batches = clock, fixed, each, self, self, []
 
   def prompt(self, goal, screens, text, history=()):
-    return _Prompt
+    return _PROMPT
 
   def decode(self, tokens) -> str:
     return "wait()"
@@ -119,5 +120,4 @@ class Writer:
     return [Sampled(np.array([1], np.int32), np.zeros(1, np.float32), np.zeros(1, np.float32), self.version)] * len(prompts)
 
 
-class _Prompt:
-  tokens, image_place = np.zeros(1, np.int32), ()
+_PROMPT = Prompt(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(0, np.int32), np.zeros((1, 1), np.uint8), 1)

@@ -19,6 +19,8 @@ def folder(path, family):
   tokens = {t["content"]: t["id"] for t in json.loads((path / "tokenizer.json").read_text())["added_tokens"]}
   text = config.get("text_config", config)
   text |= {"vocab_size": max(tokens.values()) + 1, "max_position_embeddings": 4096, "num_hidden_layers": 2}
+  if "layer_types" in text:
+    text["layer_types"] = text["layer_types"][:2]
   if "vision_config" in config:
     config["image_token_id"] = tokens["<|image_pad|>"]
     shutil.copy(source / "preprocessor_config.json", path)
