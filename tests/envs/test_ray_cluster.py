@@ -139,8 +139,8 @@ def test_a_lost_actor_takes_only_its_own_computers_down_and_comes_back(how, tmp_
     hit = [lease for lease in leases if lease.slot.remote.host is lost]
     dying, first = [(lease.slot.remote.pid, lease.slot.remote.started) for lease in hit], lost.process
     for lease in leases:
-      lease.submit_step("sleep 0.3")
-    time.sleep(0.1)
+      lease.submit_step("sleep 1.5")
+    assert until(lambda: all("sleep" in path.read_text() for path in tmp_path.iterdir()))  # it has arrived everywhere
     os.kill(first[0], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     came = {}
     while len(came) < 4:
@@ -160,7 +160,7 @@ def test_a_lost_actor_takes_only_its_own_computers_down_and_comes_back(how, tmp_
     assert sum(by_host(computers).values()) == 4 and lost.name in by_host(computers)
     for i, lease in enumerate(leases):
       done = (tmp_path / str(i)).read_text().splitlines()
-      assert done == ["reset", "sleep 0.3"] + ["solve"] * (lease not in hit)
+      assert done == ["reset", "sleep 1.5"] + ["solve"] * (lease not in hit)
     assert conserved(computers) and computers.faulted == {"ActionAmbiguous": 2}
 
 
