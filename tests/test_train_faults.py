@@ -101,7 +101,6 @@ STATES = {  # knobs, and where it is: a method, and the how-manieth call of it
   "boots its computers": (WORKERS, (Pool, "_boot", 1)),
   "evaluates": ({}, (Scheduler, "_sample", 3)),
   "gathers": (WORKERS, (Stream, "_take", 2)),
-  "learns": ({}, (Feed, "credited", 1)),
   "publishes to servers that hang": (FAR, (RemoteSampler, "_write", 1)),
 }  # fmt: skip
 

@@ -52,7 +52,9 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
+    # a raylet that is gone fails its five checks within as many seconds; one that is slow on a busy machine has ten for each: a node
+    # that is given up wrongly is given up for all tests that follow
+    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 10000}
     node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
     made = Cluster(initialize_head=True, head_node_args=node | {"num_cpus": 0, "include_dashboard": False, "_system_config": quick})
     made.new_node = lambda: made.add_node(**node, num_cpus=2)
@@ -74,6 +76,17 @@ def on_ray(cluster):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(test_pool_chaos, "Pool", make)
     yield
+
+
+@pytest.fixture(autouse=True)
+def two_nodes(cluster):
+  """Every test begins with two nodes that live, whatever became of those of the test before."""
+  import ray
+
+  alive = lambda: sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
+  for _ in range(2 - alive()):
+    cluster.new_node()
+  assert until(lambda: alive() >= 2)
 
 
 def hosts(computers):
@@ -130,7 +143,7 @@ def test_computers_are_spread_and_no_actor_has_jax():
 def test_a_lost_actor_takes_only_its_own_computers_down_and_comes_back(how, tmp_path, monkeypatch):
   """Its leases are infra errors that name the host, what was sent to it is not sent again, its workers are gone, the others go on,
   and when Ray has started it anew it has computers again."""
-  monkeypatch.setattr(ray_hosts, "SILENCE", 3.5)
+  monkeypatch.setattr(ray_hosts, "SILENCE", 10.0)
   with rogues(slots=4) as computers:
     leases = all_leased(computers)
     for i, lease in enumerate(leases):
@@ -149,7 +162,7 @@ def test_a_lost_actor_takes_only_its_own_computers_down_and_comes_back(how, tmp_
       if lease in hit:
         assert type(result.error) is errors.ActionAmbiguous, result
         assert f"died during step: {lost.name} was lost: " in str(result.error)
-        assert "unavailable" in str(result.error) if how == "killed" else "no word in 3.5 s" in str(result.error)
+        assert "unavailable" in str(result.error) if how == "killed" else "no word in 10 s" in str(result.error)
       else:
         assert result.error is None and lease.step("solve")[1] == 0.0
     assert len(hit) == 2 and not left_over(dying)
