@@ -203,6 +203,7 @@ def test_a_lost_node_is_named_and_its_computers_go_to_the_others(cluster, how):
     if how != "removed":
       cluster.remove_node(node, allow_graceful=False)
     cluster.new_node()
+    time.sleep(ray_hosts.LOOK)  # who has just looked does not look again
     before = computers.counts["fault/WorkerDied"]
     for slot in computers.slots[:2]:
       os.kill(slot.remote.pid, signal.SIGKILL)
