@@ -11,6 +11,7 @@ import jax
 import ml_collections
 
 from models.base import Policy
+from models.chat import SPACE_OF
 from rollout import sessions as sessions_lib
 from rollout.sessions import SessionSampler
 
@@ -21,7 +22,7 @@ def suited(env: ml_collections.ConfigDict, policy: Policy, grammar: str) -> ml_c
   if not policy.tokens_per_image and not env.get("text"):
     hint = "give --config.env.text=True" if "text" in env else "and this environment has no text to show"
     raise ValueError(f"a {policy.name} checkpoint reads text, no screenshots: {hint}")
-  usual = {"phone": "fraction", "web": ""}.get(grammar, "pixels")
+  usual = SPACE_OF.get(grammar, "pixels")
   if policy.space in ("", usual) or env.get("points"):
     return env
   if "points" not in env:

@@ -18,14 +18,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 PAGE = "click-test-2"
 
 
+def drive(env, seconds: float, reset: Callable, step: Callable) -> None:
+  """Episodes of ten steps at most, for so long from the moment a line comes in; prints the counts. reset(number of the episode)."""
+  print("ready", flush=True)
+  sys.stdin.readline()
+  steps = episodes = 0
+  resets, until = 0.0, time.monotonic() + seconds
+  while time.monotonic() < until:
+    began = time.monotonic()
+    reset(episodes)
+    resets += time.monotonic() - began
+    for _ in range(10):
+      _, _, terminated, truncated, _ = step()
+      steps += 1
+      if terminated or truncated or time.monotonic() > until:
+        break
+    episodes += 1
+  env.close()
+  print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
+
+
 def work(seconds: float, capped: bool) -> None:
-  """One environment, for so long from the moment a line comes in; prints its counts."""
+  """One of our environments."""
   from core.schema import Limits, Task
   from envs import miniwob
 
@@ -34,21 +55,8 @@ def work(seconds: float, capped: bool) -> None:
   env = miniwob.make("miniwob/browser", cfg)
   goals = [env.site.show(env.window, PAGE, seed) for seed in range(8)]
   tasks = [Task(f"{PAGE}-{seed}", goals[seed], "miniwob/browser", PAGE, seed, {"page": PAGE}, Limits(10)) for seed in range(8)]
-  print("ready", flush=True)
-  sys.stdin.readline()
-  steps = episodes = 0
-  resets, until = 0.0, time.monotonic() + seconds
-  while time.monotonic() < until:
-    began = time.monotonic()
-    env.reset(options={"task": tasks[episodes % len(tasks)]})
-    resets += time.monotonic() - began
-    ended = False
-    while not ended and time.monotonic() < until:
-      _, _, terminated, truncated, _ = env.step("Action: click(start_box='(150,200)')")  # beside every button
-      steps, ended = steps + 1, terminated or truncated
-    episodes += 1
-  env.close()
-  print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
+  beside = "Action: click(start_box='(150,200)')"  # beside every button
+  drive(env, seconds, lambda n: env.reset(options={"task": tasks[n % len(tasks)]}), lambda: env.step(beside))
 
 
 def work_selenium(seconds: float) -> None:
@@ -60,24 +68,14 @@ def work_selenium(seconds: float) -> None:
   gymnasium.register_envs(miniwob)
   env = gymnasium.make(f"miniwob/{PAGE}-v1").unwrapped
   env.reset(seed=0)
-  print("ready", flush=True)
-  sys.stdin.readline()
-  steps = episodes = 0
-  resets, until = 0.0, time.monotonic() + seconds
-  while time.monotonic() < until:
-    began = time.monotonic()
-    env.reset(seed=episodes % 8)
-    resets += time.monotonic() - began
-    ended = False
-    for _ in range(10):
-      if ended or time.monotonic() > until:
-        break
-      obs, _, terminated, truncated, _ = env.step(env.create_action(ActionTypes.CLICK_COORDS, coords=np.array([150, 200], np.float32)))
-      assert obs["screenshot"].shape == (210, 160, 3)
-      steps, ended = steps + 1, terminated or truncated
-    episodes += 1
-  env.close()
-  print(json.dumps({"steps": steps, "episodes": episodes, "resets": resets}), flush=True)
+
+  def step():
+    out = env.step(env.create_action(ActionTypes.CLICK_COORDS, coords=np.array([150, 200], np.float32)))
+    if out[0]["screenshot"].shape != (210, 160, 3):
+      raise RuntimeError(f"the package shows {out[0]['screenshot'].shape}, wanted (210, 160, 3)")
+    return out
+
+  drive(env, seconds, lambda n: env.reset(seed=n % 8), step)
 
 
 def measure(count: int, seconds: float, capped: bool, whose: str = "--work") -> dict:

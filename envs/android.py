@@ -29,7 +29,7 @@ from envs.emulator import Emulator
 from envs.errors import BadFrame
 from envs.handset import Handset, Untypable
 from envs.locks import Lock, take
-from envs.referees import Checks, Judge, Practice
+from envs.referees import Checks, Judge, Practice, kept_for
 
 GRAMMARS = ("phone", "digirl", "androidworld")
 SETTLE_SPARE = 1.5  # seconds for the last screenshot of a screen that does not come to rest
@@ -175,9 +175,7 @@ class AndroidEnv(gym.Env):
     if not isinstance(task, Task) or task.env != self.computer:
       raise ValueError(f"reset of {self.computer} wants options={{'task': a Task for it}}, got {getattr(task, 'env', task)!r:.100}")
     self.task, self.done, self.steps, self.texts = task, True, 0, []
-    self.frames: collections.deque[np.ndarray] = collections.deque(
-      maxlen=max(self.referee.keeps, getattr(self.judge, "frames", 2) if self.judge else 0)
-    )
+    self.frames: collections.deque[np.ndarray] = collections.deque(maxlen=max(self.referee.keeps, kept_for(self.judge)))
     self.phone.ready()
     self.referee.begin(self.phone, task)
     self._extra = {}

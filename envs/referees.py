@@ -30,9 +30,15 @@ def score_of(value: Any, task: Task, who: str) -> float:
   return float(value)
 
 
-def version_of(judge: Judge) -> str:
-  """What is recorded as the grader; a function of a user's goes by its name."""
-  return f"judge:{getattr(judge, 'version', getattr(judge, '__name__', type(judge).__name__))}"
+def judged(judge: Judge, task: Task, frames: list[np.ndarray], texts: list[str]) -> tuple[float, str]:
+  """(a judge's score, what is recorded as the grader); a function of a user's goes by its name."""
+  score = score_of(judge(task, frames, texts), task, "the judge")
+  return score, f"judge:{getattr(judge, 'version', getattr(judge, '__name__', type(judge).__name__))}"
+
+
+def kept_for(judge: Judge | None) -> int:
+  """How many of an episode's last frames it looks at; 2 where it does not say."""
+  return 0 if judge is None else getattr(judge, "frames", 2)
 
 
 class Practice:
@@ -77,8 +83,7 @@ class Checks:
   graded = False
 
   def __init__(self, judge: Judge | None = None):
-    self.judge, self.graded_by = judge, ""
-    self.keeps = 0 if judge is None else getattr(judge, "frames", 2)
+    self.judge, self.graded_by, self.keeps = judge, "", kept_for(judge)
 
   def begin(self, phone: Handset, task: Task) -> None:
     phone.clean(task.params.get("stop", []), task.params.get("clear", []))
@@ -93,8 +98,7 @@ class Checks:
     if check is None:
       if self.judge is None:
         raise CheckerFailed(f"{task.id} has no check, and there is no judge")
-      score = score_of(self.judge(task, frames, texts), task, "the judge")
-      self.graded_by = version_of(self.judge)
+      score, self.graded_by = judged(self.judge, task, frames, texts)
       return score
     if "activity" in check and whole_name(phone.on_top()) != whole_name(check["activity"]):
       return 0.0

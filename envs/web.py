@@ -26,7 +26,7 @@ from envs import actions, judges, phases
 from envs.base import ending, observation_space, text_space
 from envs.chromium import Browser, PageClosed, Refused, find_binary
 from envs.errors import CheckerFailed, InfraError, ResetFailed
-from envs.referees import Judge
+from envs.referees import Judge, kept_for
 from envs.tabs import CannotDo, Window
 
 GRAMMARS = ("web", "desktop")
@@ -161,9 +161,7 @@ class WebEnv(gym.Env):
     if not isinstance(task, Task) or task.env != self.computer:
       raise ValueError(f"reset wants options={{'task': a Task of {self.computer}}}, got {getattr(task, 'env', task)!r:.100}")
     self.task, self.done, self.steps, self.texts = task, True, 0, []
-    self.frames: collections.deque[np.ndarray] = collections.deque(
-      maxlen=max(1, self.site.keeps, getattr(self.judge, "frames", 2) if self.judge else 0)
-    )
+    self.frames: collections.deque[np.ndarray] = collections.deque(maxlen=max(1, self.site.keeps, kept_for(self.judge)))
     with self._guarded():
       if self.broken:
         self.window.browser.close()

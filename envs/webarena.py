@@ -24,7 +24,7 @@ from envs import answers, judges, web
 from envs.canary import Canary
 from envs.chromium import PageClosed, Refused
 from envs.errors import CheckerFailed, ResetFailed
-from envs.referees import Judge, score_of, version_of
+from envs.referees import Judge, judged, kept_for
 from envs.tabs import Window
 
 PLACES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
@@ -122,7 +122,7 @@ class Site:
 
   def __init__(self, cfg: ml_collections.ConfigDict, judge: Judge | None):
     self.cfg, self.judge, self.graded_by = cfg, judge, ""
-    self.keeps = 1 if judge is None else getattr(judge, "frames", 2)
+    self.keeps = max(1, kept_for(judge))
 
   def places(self) -> list[str]:
     return sorted({place_of(url) for url in self.cfg.sites.values() if url})
@@ -174,8 +174,7 @@ class Site:
   def _judged(self, task: Task, frames: list, texts: list[str]) -> bool:
     if self.judge is None:
       raise CheckerFailed(f"{task.id}: only a judge can score it, and there is none")
-    score = score_of(self.judge(task, frames, texts), task, "the judge")
-    self.graded_by = version_of(self.judge)
+    score, self.graded_by = judged(self.judge, task, frames, texts)
     return score >= task.threshold
 
   def _shows(self, window: Window, target: dict, last: str) -> bool:

@@ -305,8 +305,8 @@ def make_chat(
   size: tuple[int, int] = (0, 0), shown: tuple[int, int] = (0, 0),
 ) -> Chat:  # fmt: skip
   """The chat that a policy's knobs (mode, screens, max_prompt, max_action, max_goal, space, instruction, system) describe. ValueError of
-  one line where they do not fit each other or the checkpoint. space: the family's own; size, shown:
-  (W, H) of the screen, and as the model is shown it."""
+  one line where they do not fit each other or the checkpoint. space: the family's own; size, shown: (W, H) of the screen, and as the
+  model is shown it."""
   if cfg.mode not in MODES:
     raise ValueError(f"policy mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
   for name in ("screens", "max_prompt", "max_action", "max_goal"):

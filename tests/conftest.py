@@ -1,9 +1,23 @@
 """What tests of several folders share: a tiny policy small enough to compile in a moment, and episodes made by hand."""
 
+import os
+import shutil
+import tempfile
+
 import numpy as np
 import pytest
 
 from core.schema import SUCCESS, UNREADABLE_REWARD, Action, End, Episode, Screen, Step, TokenRecord, Unreadable
+
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+
+
+def pytest_configure(config):
+  """One folder of compiled programs for all processes of this run of the tests: most of its time would go into compiling the same ones."""
+  if COMPILED not in os.environ:  # the workers of xdist and train.py as a child inherit it
+    folder = os.environ[COMPILED] = tempfile.mkdtemp(prefix="practice-tests-")
+    os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1", JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0")
+    config.add_cleanup(lambda: (os.environ.pop(COMPILED), shutil.rmtree(folder, ignore_errors=True)))
 
 
 @pytest.fixture(scope="module")

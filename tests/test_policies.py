@@ -2,9 +2,9 @@
 folder that is broken is one line before anything begins."""
 
 import json
+import os
 import pathlib
 import shutil
-import tempfile
 
 import ml_collections
 import numpy as np
@@ -31,7 +31,7 @@ SMALL = {
   "env.in_domain_tasks": 1, "env.popup_chance": 0.0, "save.every": 1, "save.keep": 20, "copy.updates": 2, "copy.demonstrations": 1,
   "copy.batch": 8, "practice.leash_batch": 8, "policy.max_prompt": 180, "policy.max_action": 5, "policy.lr": 1e-2, "policy.remat": "none",
   "sampler.sessions.chunks": (64,), "sampler.sessions.steps": 4, "sampler.sessions.spans": (185,),
-  "gate.known_good": 0, "gate.do_nothing": 0, "compile_cache": tempfile.mkdtemp(prefix="practice-cache-"),
+  "gate.known_good": 0, "gate.do_nothing": 0, "compile_cache": os.environ["JAX_COMPILATION_CACHE_DIR"],
 }  # fmt: skip
 
 

@@ -264,24 +264,40 @@ class Server(http.server.ThreadingHTTPServer):
 FLAGS = flags.FLAGS
 
 
+def key_in(name: str) -> str:
+  """The key that an environment variable holds; "" for no variable. ValueError where it is not set."""
+  key = os.environ.get(name, "").strip() if name else ""
+  if name and not key:
+    raise ValueError(f"--key_env is {name}, but that environment variable is not set")
+  return key
+
+
+def until_interrupted(server: Server, says: str) -> None:
+  """Serves, and says so, until Ctrl-C."""
+  print(says, flush=True)
+  try:
+    server.serve_forever()
+  except KeyboardInterrupt:
+    return
+
+
+def define_flags(workdir: str, port: int) -> None:
+  """--workdir (with this help), --port and --key_env."""
+  flags.DEFINE_string("workdir", None, workdir, required=True)
+  flags.DEFINE_integer("port", port, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
+  flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
+
+
 def main(argv: list[str]) -> int:
   del argv
-  cfg = base.saved(pathlib.Path(os.path.abspath(FLAGS.workdir)))
-  key = os.environ.get(FLAGS.key_env, "").strip() if FLAGS.key_env else ""
-  if FLAGS.key_env and not key:
-    raise ValueError(f"--key_env is {FLAGS.key_env}, but that environment variable is not set")
+  cfg, key = base.saved(pathlib.Path(os.path.abspath(FLAGS.workdir))), key_in(FLAGS.key_env)
   engine = Engine(evaluate.build(cfg).policy)
   with Server(engine, FLAGS.port, key) as server:
-    print(f"sampling server on {server.url}, policy {engine.policy.name}; it waits for weights", flush=True)
-    try:
-      server.serve_forever()
-    except KeyboardInterrupt:
-      engine.close()
+    until_interrupted(server, f"sampling server on {server.url}, policy {engine.policy.name}; it waits for weights")
+  engine.close()
   return 0
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Folder of a run: its config names the policy.", required=True)
-  flags.DEFINE_integer("port", 8000, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
-  flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
+  define_flags("Folder of a run: its config names the policy.", 8000)
   config_lib.run_command(main)

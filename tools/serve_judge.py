@@ -77,15 +77,9 @@ class Handler(serve.Handler):
 
 def main(argv: list[str]) -> int:
   del argv
-  key = os.environ.get(FLAGS.key_env, "").strip() if FLAGS.key_env else ""
-  if FLAGS.key_env and not key:
-    raise ValueError(f"--key_env is {FLAGS.key_env}, but that environment variable is not set")
+  key = serve.key_in(FLAGS.key_env)
   with serve.Server(load(FLAGS.workdir), FLAGS.port, key, Handler) as server:
-    print(f"judge on {server.url}/v1", flush=True)
-    try:
-      server.serve_forever()
-    except KeyboardInterrupt:
-      return 0
+    serve.until_interrupted(server, f"judge on {server.url}/v1")
   return 0
 
 
@@ -93,7 +87,5 @@ FLAGS = flags.FLAGS
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Folder of a run whose judge tools/train_judge.py trained.", required=True)
-  flags.DEFINE_integer("port", 8001, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
-  flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
+  serve.define_flags("Folder of a run whose judge tools/train_judge.py trained.", 8001)
   config_lib.run_command(main)

@@ -146,11 +146,8 @@ def policy_of(workdir: pathlib.Path) -> tuple[Policy, Any, ml_collections.Config
   cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
   if cfg.policy.get("checkpoint"):
     raise ValueError(f"{workdir} practises {cfg.policy.checkpoint}: judges are trained from the embedded policy only, so far")
-  policy = evaluate.build(cfg).policy
-  with Checkpointer(workdir / "checkpoints") as checkpoints:
-    target = {"states": {"policy": {"params": jax.eval_shape(policy.init, jax.random.key(0))}}}
-    tree, _, _ = checkpoints.restore(target, None, partial=True)
-  return policy, tree["states"]["policy"]["params"], cfg
+  subject = evaluate.load(str(workdir))
+  return subject.world.policy, subject.weights.params, subject.cfg
 
 
 def report(got: Agreement, shares: dict[str, Any]) -> str:
