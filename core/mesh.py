@@ -1,0 +1,235 @@
+"""The devices of a run as a mesh, and what is split over it how: parameters by their names, batches by their fields.
+
+  data     copies of the learner, each with rows of its own; the axis for what is far apart (slices of a pod)
+  fsdp     devices with rows of their own that share parameters and optimiser state, gathered where they are used
+  context  devices that share a row's tokens (and parameters, as fsdp): for rows too long for one
+  tensor   devices that share heads, MLP widths and the vocabulary; at most as many as key-value heads
+
+Shardings are given at the boundary of every jitted step; inside, `constrain` says the same of activations. docs/sharding.md has the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from core.state import Batch, StepBatch
+
+AXES = ("data", "fsdp", "context", "tensor")
+ROWS = ("data", "fsdp")
+SHARED = ("fsdp", "context")  # what parameters are split over besides heads, widths and words
+EVERY = AXES
+BIG = 2**20  # numbers in a leaf from which on it must be split: a copy on every device would not go unnoticed
+
+_TOWER = ("fsdp", "context", "tensor")  # images are spread over all devices, so no device of a row has the tower's work to share
+# (pattern searched for in a leaf's name, axes of its last dimensions); the first that fits. Optimiser states have the parameters' names
+# behind their own. Weights are [out, in] as in checkpoints, with stacked layers in front.
+RULES = (
+  (r"visual/(.*/)?(norm\w*|ln_q)/|visual/.*/bias$", ()),
+  (r"visual/patch_embed/proj/weight$", (_TOWER, None, None, None, None)),
+  (r"visual/.*(down_proj|linear_fc2)/weight$", (_TOWER, None)),
+  (r"visual/", (None, _TOWER)),
+  (r"(q|k|v|gate|up)_proj/weight$", ("tensor", SHARED)),
+  (r"(q|k|v|gate|up)_proj/bias$", ("tensor",)),
+  (r"((q|k|v|gate|up)_proj|lm_head)/lora_a$", (None, SHARED)),
+  (r"((q|k|v|gate|up)_proj|lm_head)/lora_b$", ("tensor", None)),
+  (r"(o|down)_proj/weight$", (SHARED, "tensor")),
+  (r"(o|down)_proj/bias$", ()),
+  (r"(o|down)_proj/lora_a$", (None, "tensor")),
+  (r"(o|down)_proj/lora_b$", (SHARED, None)),
+  (r"(embed_tokens|lm_head)(/weight)?$", ("tensor", SHARED)),
+  (r"norm(/weight)?$", ()),
+  (r"(embed_positions|/qkv_proj)$", (None, SHARED)),  # from here on the tiny policy's, whose queries, keys and values are one map
+  (r"/o_proj$", (SHARED, None)),
+  (r"/up_proj$", ("tensor", SHARED)),
+  (r"/down_proj$", (SHARED, "tensor")),
+  (r"(^|/)weight/\d+$", (None, SHARED)),  # heads of critics
+  (r"(^|/)bias/\d+$", ()),
+)
+
+
+def defaults() -> ml_collections.ConfigDict:
+  return ml_collections.ConfigDict(
+    {
+      "data": 1,
+      "fsdp": 0,  # 0 = the devices that the others leave
+      "context": 1,
+      "tensor": 1,
+    }
+  )
+
+
+def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
+  """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
+  devices = list(jax.devices() if devices is None else devices)
+  shape = sizes(cfg, len(devices))
+  return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
+
+
+def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:
+  """Sizes of AXES for so many devices. ValueError of one line where they do not fit."""
+  given = {axis: cfg[axis] for axis in AXES}
+  for axis, size in given.items():
+    if size < (axis != "fsdp"):
+      raise ValueError(f"mesh.{axis} is {size}, wanted 1 or more" + (" (0 = what the others leave)" if axis == "fsdp" else ""))
+  others = math.prod(size for axis, size in given.items() if axis != "fsdp")
+  given["fsdp"] = given["fsdp"] or max(1, devices // others)
+  if math.prod(given.values()) != devices:
+    said = " x ".join(f"{axis} {size}" for axis, size in given.items())
+    raise ValueError(
+      f"mesh is {said} = {math.prod(given.values())}, but there are {devices} devices: wanted sizes whose product is {devices}"
+      + (" (mesh.fsdp=0 takes what the others leave)" if cfg["fsdp"] else f"; data x context x tensor = {others} does not divide them")
+    )
+  return tuple(given.values())
+
+
+def check_heads(mesh: Mesh, heads: int, kv_heads: int) -> None:
+  """ValueError where mesh.tensor cannot share a model's heads: every device holds whole key-value heads."""
+  tensor = mesh.shape["tensor"]
+  if kv_heads % tensor or heads % tensor:
+    fits = [n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and heads % n == 0]
+    raise ValueError(
+      f"mesh.tensor is {tensor}, the policy has {heads} heads and {kv_heads} key-value heads: wanted one of "
+      f"{', '.join(map(str, fits))} (mesh.context shares a row's tokens instead)"
+    )
+
+
+def blocks(mesh: Mesh) -> int:
+  """Parts that a batch's rows are split into. A row's images stand in its own part of the images, and image_slot counts from there."""
+  return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def describe(mesh: Mesh) -> str:
+  """One line for a run's banner."""
+  kind = mesh.devices.flat[0].device_kind
+  said = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES if mesh.shape[axis] > 1) or "one device"
+  return f"{said} ({mesh.size} of {kind}, {jax.process_count()} process{'es' if jax.process_count() > 1 else ''})"
+
+
+# ---- parameters, optimiser state: by name
+
+
+def names(tree: Any) -> list[tuple[str, Any]]:
+  """(name, leaf) of every leaf: "states/policy/params/model/norm/weight"."""
+  paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
+
+
+def spec(name: str, shape: Sequence[int], mesh: Mesh) -> P:
+  """How a leaf of that name is split. Numbers without dimensions are copied; a small leaf that does not divide is copied, or split
+  over fewer axes. ValueError for a name that fits no rule, and for a big leaf that cannot be split at all."""
+  if not shape:
+    return P()
+  rule = next((axes for pattern, axes in RULES if re.search(pattern, name)), None)
+  if rule is None or len(rule) > len(shape):
+    raise ValueError(f"{name} of shape {list(shape)} fits no sharding rule: add one to core/mesh.py, RULES")
+  wanted = (None,) * (len(shape) - len(rule)) + tuple(rule)
+  out = fit(shape, wanted, mesh)
+  split = any(mesh.shape[axis] > 1 for axes in wanted for axis in _tuple(axes))
+  if split and math.prod(shape) >= BIG and not any(out):
+    raise ValueError(f"{name} of shape {list(shape)} cannot be split: no size of {dict(mesh.shape)} divides what its rule names ({wanted})")
+  return out
+
+
+def fit(shape: Sequence[int], wanted: Sequence[Any], mesh: Mesh) -> P:
+  """`wanted` (an axis name, names or None for each dimension) without axes of size 1 and, from the last on, those that do not divide."""
+  out = []
+  for size, axes in zip(shape, wanted, strict=True):
+    axes = [axis for axis in _tuple(axes) if mesh.shape[axis] > 1]
+    while axes and size % math.prod(mesh.shape[axis] for axis in axes):
+      axes.pop()
+    out.append(tuple(axes) if len(axes) > 1 else axes[0] if axes else None)
+  return P(*out)
+
+
+def _tuple(axes: Any) -> tuple[str, ...]:
+  return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def shardings(tree: Any, mesh: Mesh, memory_kind: str | None = None) -> Any:
+  """A NamedSharding for every leaf of parameters, optimiser states, or a tree of both (anything with shapes, by its names)."""
+  found = [NamedSharding(mesh, spec(name, leaf.shape, mesh), memory_kind=memory_kind) for name, leaf in names(tree)]
+  return jax.tree.unflatten(jax.tree.structure(tree), found)
+
+
+def placed(tree: Any, mesh: Mesh) -> Any:
+  """Shapes and dtypes of a tree with its shardings: what a restore reads into and a compiler is asked with."""
+  give = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+  return jax.tree.map(give, tree, shardings(tree, mesh))
+
+
+# ---- batches: by field
+
+_BY_FIELD = {"positions": (None, ROWS, "context"), "images": (EVERY,), "episode_valid": (ROWS,), "now": ()}
+
+
+def batch_shardings(batch: Batch | StepBatch, mesh: Mesh) -> Any:
+  """A NamedSharding for every array of a batch: rows over data and fsdp, their tokens over context, images over all devices."""
+
+  def one(path, leaf):
+    if isinstance(batch, StepBatch):
+      axes = (ROWS,)
+    else:
+      axes = _BY_FIELD.get(path[0].name, (ROWS, "context"))
+    axes = (axes + (None,) * np.ndim(leaf))[: np.ndim(leaf)]
+    spec = P(*axes)
+    for size, names in zip(np.shape(leaf), axes):
+      if size % math.prod(mesh.shape[axis] for axis in _tuple(names)):
+        raise ValueError(f"batch.{path[0].name} of shape {list(np.shape(leaf))} cannot be split as {spec} over {dict(mesh.shape)}: pad it")
+    return NamedSharding(mesh, spec)
+
+  return jax.tree_util.tree_map_with_path(one, batch)
+
+
+def put(batch: Any, mesh: Mesh) -> Any:
+  """A host's batch on the devices. Of several processes each gives an equal share of the rows, images and episodes of the global batch,
+  with ids that count from 0 in its share. On one device nothing is done: the step takes numpy."""
+  if mesh.size == 1:
+    return batch
+  count, index = jax.process_count(), jax.process_index()
+  if count == 1:
+    return jax.device_put(batch, batch_shardings(batch, mesh))
+  if isinstance(batch, Batch):
+    batch = dataclasses.replace(
+      batch, episode_id=batch.episode_id + index * batch.num_episodes, step_id=batch.step_id + index * batch.num_steps,
+      num_episodes=count * batch.num_episodes, num_steps=count * batch.num_steps,
+    )  # fmt: skip
+
+  def whole(path, leaf):
+    axis = {"positions": 1}.get(path[0].name, 0)
+    return jax.ShapeDtypeStruct([n * count if i == axis else n for i, n in enumerate(np.shape(leaf))], np.asarray(leaf).dtype)
+
+  shapes = jax.tree_util.tree_map_with_path(whole, batch)
+  one = lambda leaf, sharding, shape: jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
+  return jax.tree.map(one, batch, batch_shardings(shapes, mesh), shapes)
+
+
+# ---- inside a step
+
+
+def use(mesh: Mesh) -> Any:
+  """A context in which `constrain` and attention know of the mesh; nothing where it has one device."""
+  return jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+
+
+def current() -> Any:
+  """The mesh of the step that is being traced, or None: outside of `use`, or on one device."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return None if mesh.empty or mesh.size == 1 or mesh.axis_names != AXES else mesh
+
+
+def constrain(x: jax.Array, *axes: Any) -> jax.Array:
+  """x, split so: an axis name, names or None for each dimension. Axes that do not divide are left out."""
+  mesh = current()
+  return x if mesh is None else jax.lax.with_sharding_constraint(x, fit(x.shape, axes, mesh))

@@ -1,0 +1,174 @@
+"""The mesh: sizes that fit or are one line, a rule for every parameter of every family, and an equal share of a real model everywhere."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny_checkpoints
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from core import mesh as mesh_lib
+from core.optimiser import make_optimiser
+from core.state import TrainState
+from models import checkpoint, critic, decoder, lora
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llama", "smollm2", "qwen2", "qwen3")
+
+
+def knobs(**changed):
+  cfg = mesh_lib.defaults()
+  cfg.update(changed)
+  return cfg
+
+
+def over(data=1, fsdp=1, context=1, tensor=1):
+  return AbstractMesh((data, fsdp, context, tensor), mesh_lib.AXES)
+
+
+@pytest.mark.parametrize(
+  "given, devices, want",
+  [
+    ({}, 1, (1, 1, 1, 1)),
+    ({}, 8, (1, 8, 1, 1)),  # nothing said: parameters are shared by all
+    ({"context": 4}, 16, (1, 4, 4, 1)),
+    ({"data": 2, "fsdp": 2, "context": 2, "tensor": 2}, 16, (2, 2, 2, 2)),
+  ],
+)
+def test_what_is_left_is_fsdp(given, devices, want):
+  assert mesh_lib.sizes(knobs(**given), devices) == want
+
+
+@pytest.mark.parametrize(
+  "given, devices, words",
+  [
+    ({"tensor": 3}, 8, "mesh is data 1 x fsdp 2 x context 1 x tensor 3 = 6, but there are 8 devices"),
+    ({"fsdp": 4}, 8, r"= 4, but there are 8 devices: .*\(mesh.fsdp=0 takes what the others leave\)"),
+    ({"context": 2}, 1, "= 2, but there are 1 devices"),
+    ({"tensor": 0}, 8, "mesh.tensor is 0, wanted 1 or more"),
+    ({"fsdp": -1}, 8, r"mesh.fsdp is -1, wanted 1 or more \(0 = what the others leave\)"),
+  ],
+)
+def test_sizes_that_do_not_fit_are_one_line(given, devices, words):
+  with pytest.raises(ValueError, match=words) as error:
+    mesh_lib.sizes(knobs(**given), devices)
+  assert "\n" not in str(error.value)
+
+
+def test_tensor_holds_whole_key_value_heads():
+  mesh_lib.check_heads(over(tensor=4), 28, 4)
+  with pytest.raises(ValueError, match="mesh.tensor is 8, the policy has 28 heads and 4 key-value heads: wanted one of 1, 2, 4 "):
+    mesh_lib.check_heads(over(tensor=8), 28, 4)
+  with pytest.raises(ValueError, match="wanted one of 1, 3 "):
+    mesh_lib.check_heads(over(tensor=2), 9, 3)
+
+
+def test_names_decide_in_any_depth():
+  mesh = over(fsdp=2, context=2, tensor=2)
+  of = lambda name, *shape: mesh_lib.spec(name, shape, mesh)
+  both = ("fsdp", "context")
+  assert of("states/policy/params/model/layers/self_attn/q_proj/weight", 3, 8, 16) == P(None, "tensor", both)
+  assert of("states/policy/opt_state/1/0/mu/model/layers/mlp/down_proj/weight", 3, 16, 8) == P(None, both, "tensor")
+  assert of("model/layers/self_attn/k_proj/bias", 3, 8) == P(None, "tensor")
+  assert of("lm_head/weight", 64, 16) == P("tensor", both) == of("model/embed_tokens/weight", 64, 16)
+  assert of("visual/blocks/attn/qkv/weight", 2, 24, 8) == P(None, None, (*both, "tensor"))
+  assert of("visual/patch_embed/proj/weight", 8, 3, 2, 4, 4) == P((*both, "tensor"), None, None, None, None)
+  assert of("model/norm/weight", 16) == P(None) and of("states/policy/opt_state/1/0/count") == P()
+  assert of("layers/0/up_proj", 32, 16) == P("tensor", both) and of("embed_tokens", 64, 16) == P("tensor", both)
+
+
+def test_a_small_leaf_that_does_not_divide_is_split_less_and_a_big_one_refused():
+  mesh = over(fsdp=4, context=2, tensor=2)
+  assert mesh_lib.spec("embed_tokens", (109, 16), mesh) == P(None, ("fsdp", "context"))
+  assert mesh_lib.spec("embed_tokens", (109, 12), mesh) == P(None, "fsdp")
+  with pytest.raises(ValueError, match=r"lm_head/weight of shape \[151937, 1023\] cannot be split"):
+    mesh_lib.spec("lm_head/weight", (151937, 1023), mesh)
+  with pytest.raises(ValueError, match=r"model/new_part/weight of shape \[4, 4\] fits no sharding rule: add one to core/mesh.py"):
+    mesh_lib.spec("model/new_part/weight", (4, 4), mesh)
+
+
+def specs_of(tree, mesh):
+  """PartitionSpec of every leaf by name."""
+  found = jax.tree.leaves(mesh_lib.shardings(tree, mesh))
+  return {name: s.spec for (name, _), s in zip(mesh_lib.names(tree), found, strict=True)}
+
+
+def everything(params):
+  """What a run learns, from a policy's parameters."""
+  optimiser, _ = make_optimiser(Knobs, 1.0, None)
+  state = jax.eval_shape(lambda p: TrainState.create(p, optimiser), params)
+  return {"states": {"policy": state}, "frozen": {"reference": params}}
+
+
+class Knobs:
+  lr, warmup, weight_decay = 1e-3, 0, 0.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_of_every_family_has_a_rule(family, tmp_path):
+  """With adapters on all linear maps too, and the optimiser's state of both."""
+  tree = checkpoint.leaves(tiny_checkpoints.folder(tmp_path, family))
+  cfg = lora.defaults()
+  cfg.update({"rank": 4, "targets": "."})
+  mesh = over(fsdp=2, context=2, tensor=2)
+  for leaves in (tree, lora.leaves(tree, cfg)):
+    specs = specs_of(everything(decoder.abstract(leaves)), mesh)
+    front, states = "states/policy/params/", ("states/policy/opt_state/1/0/mu/", "states/policy/opt_state/1/0/nu/", "frozen/reference/")
+    named = {name.removeprefix(front): spec for name, spec in specs.items() if name.startswith(front)}
+    assert len(named) == len(jax.tree.leaves(decoder.abstract(leaves)))
+    for name, spec in named.items():
+      assert [specs[state + name] for state in states] == [spec] * 3  # an optimiser's numbers lie where the parameter's do
+
+
+def test_the_tiny_policy_and_its_critics_have_rules(tiny_policy):
+  params = jax.eval_shape(tiny_policy.init, jax.random.key(0))
+  mesh, shapes = over(fsdp=2, tensor=2), {"states/policy/params": params}
+  for kind in critic.KINDS:
+    made = critic.build(kind, critic.defaults(), tiny_policy)
+    shapes[f"states/{kind}/params"] = jax.eval_shape(made.init, jax.random.key(0), params)
+  specs = specs_of(shapes, mesh)
+  assert specs["states/policy/params/layers/1/down_proj"] == P("fsdp", "tensor")
+  assert specs["states/trunk/params/trunk/layers/1/down_proj"] == P("fsdp", "tensor")
+  assert specs["states/text/params/0/weight/0"] == P(None, "fsdp") and specs["states/trunk/params/head/bias/0"] == P(None)
+
+
+SEVEN_B = {  # config.json of Qwen2.5-VL-7B
+  "vocab_size": 152064, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+  "intermediate_size": 18944, "tie_word_embeddings": False,
+}  # fmt: skip
+TOWER = {
+  "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 3584, "patch_size": 14,
+  "fullatt_block_indexes": [7, 15, 23, 31],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seven_b(tmp_path_factory):
+  """Every parameter of Qwen2.5-VL-7B as a shape."""
+  folder = pathlib.Path(tiny_checkpoints.folder(tmp_path_factory.mktemp("7b"), "qwen2_5_vl"))
+  config = json.loads((folder / "config.json").read_text())
+  text = config.get("text_config", config)
+  text.update(SEVEN_B)
+  text.get("rope_parameters", text.get("rope_scaling"))["mrope_section"] = [16, 24, 24]
+  text.pop("layer_types", None)
+  config["tie_word_embeddings"] = False
+  config["vision_config"].update(TOWER)
+  (folder / "config.json").write_text(json.dumps(config))
+  preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
+  (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor | {"patch_size": 14, "merge_size": 2}))
+  return decoder.abstract(checkpoint.leaves(str(folder)))
+
+
+@pytest.mark.parametrize("shape", [{"fsdp": 16}, {"fsdp": 4, "context": 4}, {"fsdp": 2, "context": 2, "tensor": 4}, {"fsdp": 64}])
+def test_a_device_holds_its_share_of_qwen_7b(seven_b, shape):
+  """8.292 billion numbers (counted on transformers' model), an equal part of them on every device but for norms and biases."""
+  count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(seven_b))
+  assert count == pytest.approx(8.292e9, rel=1e-4)
+  mesh = over(**shape)
+  held = sum(
+    int(np.prod(s.shard_shape(leaf.shape)))
+    for leaf, s in zip(jax.tree.leaves(seven_b), jax.tree.leaves(mesh_lib.shardings(seven_b, mesh)), strict=True)
+  )
+  assert count / mesh.size <= held < 1.02 * count / mesh.size
