@@ -28,3 +28,20 @@ def get_config(arg=""):
   if mode.smoke:
     base.smoke(cfg)
   return base.lock(cfg)
+
+
+def sweep_seed():
+  return {"seed": (0, 1, 2)}
+
+
+def sweep_lr():
+  return {"practice.lr": (2e-4, 5e-4, 1e-3)}
+
+
+def sweep_agent():
+  return {":agent": ("grpo", "gspo", "dapo", "ppo", "digirl")}
+
+
+def sweep_group():
+  """The same number of tries an update, in groups of other sizes."""
+  return [{"agent.group_size": n, "practice.groups": 96 // n} for n in (4, 8, 16)]

@@ -22,3 +22,21 @@ def get_config(arg=""):
   if mode.smoke:
     base.smoke(cfg)
   return base.lock(cfg)
+
+
+def sweep_seed():
+  return {"seed": (0, 1, 2)}
+
+
+def sweep_lr():
+  return {"practice.lr": (2e-4, 5e-4, 1e-3)}
+
+
+def sweep_replay():
+  """ARPO with its replay, with the lesson's one success a task, and without."""
+  return {"agent.replay": (8, 1, 0)}
+
+
+def sweep_band():
+  """Both ends of the clip band: ARPO's, and GRPO's."""
+  return [{"agent.clip_low": 0.2, "agent.clip_high": 0.3}, {"agent.clip_low": 0.2, "agent.clip_high": 0.2}]

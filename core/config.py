@@ -78,8 +78,9 @@ Define = Callable[[absl_flags.FlagValues], None]
 def load_config(argv: Sequence[str], define: Define | None = None) -> tuple[ConfigDict, dict[str, Any]]:
   """-> (config, flags). argv as sys.argv: its first entry is the program.
 
-  flags: config_file (absolute), config_name, modes (what ":..." chose), overrides ({key: value}), workdir (absolute; with
-  --fresh one that does not exist yet), fresh, and what `define(flag_values)` added. Raises ConfigError.
+  flags: config_file (absolute), config_arg (what stands after its colon), config_name, modes (what that chose), overrides
+  ({key: value}), workdir (absolute; with --fresh one that does not exist yet), fresh, and what `define(flag_values)` added.
+  Raises ConfigError.
   """
   values = _define_flags(define)
   argv = _expand(list(argv), values)
@@ -106,6 +107,7 @@ def load_config(argv: Sequence[str], define: Define | None = None) -> tuple[Conf
   workdir = os.path.abspath(os.path.expanduser(values.workdir if values.workdir is not None else os.path.join("runs", name)))
   out |= {
     "config_file": os.path.abspath(file),
+    "config_arg": arg,
     "config_name": name,
     "modes": modes,
     "fresh": values.fresh,

@@ -1,0 +1,420 @@
+"""A config's sweep_*() functions as runs of train.py: here, a few at a time, or as printed commands for a cluster.
+
+  python sweep.py --config=configs/osworld.py --sweep=lr                  every point in turn, into runs/sweeps/osworld-lr
+  python sweep.py --config=configs/osworld.py --sweep=lr,seed --jobs=2    every pair of two sweeps' points, two runs at a time
+  python sweep.py --config=configs/osworld.py --sweep=lr --emit=xpk --cluster=C --accelerator=v5p-32 --image=IMAGE --out=/mnt/runs/lr
+
+`sweep_lr()` in the config file returns a grid, {"practice.lr": (1e-4, 5e-4), "seed": (0, 1)}, or a list of points, each {key: value}.
+A key with a colon in front is a mode: {":agent": ("grpo", "gspo")}. Every point has a name and a folder of its own that follow from
+what is run, so the same command goes on where it was cut and repeats nothing. All points are checked before one begins. A run that
+fails leaves the others alone; it is tried again by the same command. --config.KEY=VALUE goes to every point.
+
+In OUT: a folder a point (`tensorboard --logdir OUT`; log.txt in it is what the run said), results.md and results.json, children.json.
+Exit codes: 0 all done; 1 some failed; 2 something given cannot be run; 75 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags as absl_flags
+
+from core import config as config_lib
+from core.config import ConfigError
+from core.find import ROOT, nearest
+from core.screens import write_atomic
+from core.stop import EXIT_STOPPED, StopSignals
+from envs import processes
+from envs.worker import die_with
+from supervise import reached
+
+GRACE = 150.0  # seconds that runs have to save in when the sweep is stopped: more than supervise.py gives its trainer
+NEEDED = {  # flags that each way to run a point wants
+  "xpk": ("cluster", "accelerator", "image", "out"), "gcloud": ("accelerator", "zone", "runtime", "out"), "slurm": ("nodes",), "": (),
+}  # fmt: skip
+TAKEN = {  # and those it can use besides
+  "xpk": ("slices", "project", "zone", "setup"), "gcloud": ("project", "setup"), "slurm": ("gpus", "hours", "setup"), "": ("jobs", "gpus"),
+}  # fmt: skip
+COLUMNS = ("copying", "practice", "in_domain", "copying_greedy", "practice_greedy")  # of summary.json, fractions
+
+
+class Point(NamedTuple):
+  """One run. values: what the sweep chose, by key; args: for train.py, all but --workdir; id: of its folder."""
+
+  values: dict[str, Any]
+  args: list[str]
+  id: str
+
+  @property
+  def digest(self) -> str:
+    return self.id.rpartition("-")[2]
+
+
+# ---- from a config's functions to points
+
+
+def define(values: absl_flags.FlagValues) -> None:
+  text = partial(absl_flags.DEFINE_string, flag_values=values)
+  number = partial(absl_flags.DEFINE_integer, flag_values=values)
+  absl_flags.DEFINE_list("sweep", [], "Names of sweep_NAME() functions of the config; several are multiplied.", flag_values=values)
+  text("out", "", "Folder of the sweep; default runs/sweeps/CONFIG-SWEEP.")
+  number("jobs", 1, "Runs at a time, on this machine.", lower_bound=1)
+  number("retries", 3, "Restarts of a run that dies without progress: supervise.py's.", lower_bound=0)
+  number("gpus", 0, "GPUs a run: here by CUDA_VISIBLE_DEVICES (0 = leave it as it is), in Slurm a node's.", lower_bound=0)
+  absl_flags.DEFINE_enum("emit", "", ["", *filter(None, NEEDED)], "Print commands instead of running.", flag_values=values)
+  text("cluster", "", "xpk: GKE cluster.")
+  text("accelerator", "", "xpk, gcloud: TPU type, such as v5p-32.")
+  number("slices", 1, "xpk: TPU slices a run.", lower_bound=1)
+  text("image", "", "xpk: container image with this repository as its working folder.")
+  text("project", "", "xpk, gcloud: Google Cloud project; empty = gcloud's default.")
+  text("zone", "", "xpk, gcloud: zone.")
+  text("runtime", "", "gcloud: TPU software version, such as v2-alpha-tpuv5.")
+  number("nodes", 0, "slurm: nodes a run.", lower_bound=0)
+  number("hours", 0, "slurm: time limit; 0 = the partition's.", lower_bound=0)
+  text("setup", "", "Shell command that every host runs first, such as a mount.")
+
+
+def functions(file: str) -> dict[str, Callable]:
+  """The sweep_*() functions of a config file by name."""
+  spec = importlib.util.spec_from_file_location("swept_config", file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return {name.removeprefix("sweep_"): f for name, f in vars(module).items() if name.startswith("sweep_") and callable(f)}
+
+
+def expand(name: str, function: Callable[[], Any]) -> list[dict[str, Any]]:
+  """The points of what sweep_NAME() returns."""
+  try:
+    made = function()
+    made = made if isinstance(made, Mapping) or isinstance(made, str) else list(made)
+  except Exception as error:  # noqa: BLE001 - whatever a config file raises becomes a line that names the place
+    raise ConfigError(f"sweep_{name}: {type(error).__name__}: {config_lib.one_line(error)}") from error
+  if isinstance(made, Mapping) and made:
+    for key, values in made.items():
+      if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ConfigError(f"sweep_{name}: {key} is {values!r}, wanted a list of values")
+    return [dict(zip(made, values)) for values in itertools.product(*made.values())]
+  if not made or isinstance(made, str) or not all(isinstance(p, Mapping) and p for p in made):
+    raise ConfigError(f"sweep_{name} returned {made!r}, wanted {{key: values}} or a list of {{key: value}}")
+  return [dict(p) for p in made]
+
+
+def product(sweeps: Mapping[str, list[dict]]) -> list[dict[str, Any]]:
+  """Every combination of the sweeps' points."""
+  out = []
+  for parts in itertools.product(*sweeps.values()):
+    keys = [key for part in parts for key in part]
+    if twice := next((k for k in keys if keys.count(k) > 1), None):
+      raise ConfigError(f"{twice} is swept by two of {', '.join(sweeps)}: name one of them")
+    out.append({k: v for part in parts for k, v in part.items()})
+  return out
+
+
+def written(value: Any) -> str:
+  """A value as a flag takes it."""
+  return value if isinstance(value, str) else str(list(value) if isinstance(value, list) else value)
+
+
+def spec(file: str, arg: str, modes: Mapping[str, Any]) -> str:
+  """FILE:modes, where a swept mode takes the place of a given one."""
+  given = {p.strip().partition("=")[0]: p.strip() for p in arg.split(",") if p.strip()}
+  chosen = ",".join((given | {k: f"{k}={written(v)}" for k, v in modes.items()}).values())
+  return f"{file}:{chosen}" if chosen else file
+
+
+def title(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+  """What tells a point apart, short: lr=0.001,seed=1. keys: of all points."""
+  last = [k.rpartition(".")[2].lstrip(":") for k in keys]
+  short = {k: s if last.count(s) == 1 else k.lstrip(":") for k, s in zip(keys, last)}
+  return ",".join(f"{short[k]}={written(v)}" for k, v in values.items())
+
+
+def make_points(chosen: list[dict], file: str, arg: str, overrides: Mapping[str, Any]) -> list[Point]:
+  keys = list(dict.fromkeys(k for values in chosen for k in values))
+  if clash := next((k for k in keys if k in overrides), None):
+    raise ConfigError(f"--config.{clash} is given, but {clash} is swept: leave the flag out, or sweep something else")
+  out: dict[str, Point] = {}
+  for values in chosen:
+    modes = {k[1:]: v for k, v in values.items() if k.startswith(":")}
+    knobs = dict(overrides) | {k: v for k, v in values.items() if not k.startswith(":")}
+    flags = [f"--config.{k}={written(v)}" for k, v in knobs.items()]
+    run = spec(file, arg, modes)
+    told = [pathlib.Path(file).name + run.removeprefix(file), *sorted(flags)]  # not where the repository is, nor in which order
+    digest = hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", title(values, keys))[:100]
+    point = Point(values, [f"--config={run}", *flags], f"{name}-{digest}")
+    if point.id in out:
+      raise ConfigError(f"two points of the sweep are the same: {title(values, keys)}")
+    out[point.id] = point
+  return list(out.values())
+
+
+def prepare(argv: list[str]) -> tuple[dict[str, Any], list[Point]]:
+  """(flags, points), every one of them a config that train.py would take. ConfigError, one line, otherwise."""
+  from configs import base  # jax comes with it, which the process that starts the runs must not hold
+
+  _, flags = config_lib.load_config(argv, define)
+  if given := next((a for a in argv[1:] if re.match("--?(no)?(workdir|fresh)", a)), None):
+    raise ConfigError(f"{given}: every point of a sweep has a folder of its own; say where they are with --out")
+  check(flags)
+  known, name = functions(flags["config_file"]), flags["config_name"]
+  there = f"it has: {', '.join(sorted(known))}" if known else "it has no sweep_NAME() function"
+  if not flags["sweep"]:
+    raise ConfigError(f"--sweep is missing; {there} ({name}.py)")
+  for wanted in flags["sweep"]:
+    if wanted not in known:
+      raise ConfigError(f"there is no sweep_{wanted}() in {name}.py{nearest(wanted, known)}; {there}")
+    if flags["sweep"].count(wanted) > 1:
+      raise ConfigError(f"--sweep={','.join(flags['sweep'])} names {wanted} twice")
+  chosen = product({s: expand(s, known[s]) for s in flags["sweep"]})
+  file = pathlib.Path(flags["config_file"])
+  shown = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
+  points = make_points(chosen, shown, flags["config_arg"], flags["overrides"])
+  for point in points:
+    try:
+      base.check(config_lib.load_config(["train.py", *point.args])[0])
+    except ValueError as error:
+      raise ConfigError(f"point {point.id}: {config_lib.one_line(error)}") from error
+  out = flags["out"] or os.path.join("runs", "sweeps", f"{name}-{'-'.join(flags['sweep'])}")
+  return flags | {"out": out if flags["emit"] else os.path.abspath(os.path.expanduser(out)), "name": name}, points
+
+
+def check(flags: Mapping[str, Any]) -> None:
+  """What is printed for a cluster must be known, and no flag may be given that does nothing."""
+  kind, defaults = flags["emit"], {"jobs": 1, "slices": 1}
+  way = f"--emit={kind}" if kind else "running here"
+  if missing := [f for f in NEEDED[kind] if not flags[f]]:
+    raise ConfigError(f"{way} wants --{' and --'.join(missing)}")
+  others = {f for known in (*NEEDED.values(), *TAKEN.values()) for f in known} - {*NEEDED[kind], *TAKEN[kind], "out"}
+  if idle := sorted(f for f in others if flags[f] != defaults.get(f, type(flags[f])())):
+    raise ConfigError(f"--{idle[0]} does nothing with {way}: leave it out")
+
+
+# ---- runs on this machine
+
+
+class Local:
+  """Runs points in folders of `out`, at most `jobs` at a time. command(point, workdir): what is started.
+
+  Every child leads a session of its own, dies with this process, and stands in children.json by pid and start time.
+  """
+
+  def __init__(self, out: pathlib.Path, jobs: int, gpus: int, command: Callable[[Point, pathlib.Path], list[str]], grace: float = GRACE):
+    self.out, self.jobs, self.gpus, self.command, self.grace = out, jobs, gpus, command, grace
+    self.running: dict[str, tuple[subprocess.Popen, int | None, int]] = {}  # by point: process, its start time, its place of `jobs`
+    self.failed: dict[str, int] = {}  # exit codes
+
+  def run(self, points: Sequence[Point], stop: StopSignals) -> None:
+    """Until every point is done or has failed, or a signal asks for an end."""
+    waiting = [p for p in points if not done(self.out / p.id)]
+    print(f"{len(points)} points in {self.out}, {len(points) - len(waiting)} of them done before", flush=True)
+    count, self.total = len(points) - len(waiting), len(points)
+    try:
+      while (waiting or self.running) and not stop.asked:
+        while waiting and len(self.running) < self.jobs:
+          self._start(waiting.pop(0))
+        time.sleep(0.1)
+        for point in [p for p, (popen, _, _) in self.running.items() if popen.poll() is not None]:
+          count += 1
+          self._ended(point, count)
+    finally:
+      self._end()
+
+  def _start(self, point: Point) -> None:
+    place = next(i for i in range(self.jobs) if i not in {at for _, _, at in self.running.values()})
+    workdir = self.out / point.id
+    workdir.mkdir(parents=True, exist_ok=True)
+    mine = ",".join(str(g) for g in range(place * self.gpus, (place + 1) * self.gpus))
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": mine} if self.gpus else {})
+    with open(workdir / "log.txt", "ab") as log:
+      popen = subprocess.Popen(
+        self.command(point, workdir), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        env=environment, preexec_fn=partial(die_with, os.getpid()),
+      )  # fmt: skip
+    self.running[point.id] = (popen, processes.start_time(popen.pid), place)
+    self._record()
+
+  def _ended(self, point: str, count: int) -> None:
+    code = self.running.pop(point)[0].returncode
+    self._record()
+    if code == 0 and done(self.out / point):
+      print(f"[{count}/{self.total}] {point}: done, {headline(self.out / point)}", flush=True)
+      return
+    self.failed[point] = code
+    print(f"[{count}/{self.total}] {point}: failed (exit {code}): {last_line(self.out / point / 'log.txt')}", flush=True)
+
+  def _end(self) -> None:
+    """Asks all that runs to end, and sees it gone."""
+    families = {p: processes.family(popen.pid) for p, (popen, _, _) in self.running.items()}
+    for popen, start, _ in self.running.values():
+      processes.send(popen.pid, start, signal.SIGTERM)
+    until = time.monotonic() + self.grace
+    for point, (popen, _, _) in list(self.running.items()):
+      try:
+        popen.wait(max(0.1, until - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait(10)
+      for pid, start in families[point]:
+        processes.send(pid, start, signal.SIGKILL)
+      del self.running[point]
+    self._record()
+
+  def _record(self) -> None:
+    children = {point: [popen.pid, start] for point, (popen, start, _) in self.running.items()}
+    record = {"owner": [os.getpid(), processes.start_time(os.getpid())], "children": children}
+    write_atomic(self.out / "children.json", json.dumps(record).encode())
+
+
+def clear(out: pathlib.Path, seconds: float = GRACE) -> None:
+  """Ends what a sweep that is gone left running in `out`; ConfigError where one is still at work there."""
+  if not (out / "children.json").is_file():
+    return
+  record = json.loads((out / "children.json").read_text())
+  if processes.alive(*record["owner"]):
+    raise ConfigError(f"{out} is in use by another sweep.py (process {record['owner'][0]}): wait for it, or give another --out")
+  left = [(pid, start) for pid, start in record["children"].values() if processes.alive(pid, start)]
+  for pid, start in left:
+    processes.send(pid, start, signal.SIGTERM)
+  until = time.monotonic() + seconds
+  while time.monotonic() < until and any(processes.alive(*child) for child in left):
+    time.sleep(0.1)
+  for pid, start in [c for child in left if processes.alive(*child) for c in (child, *processes.family(child[0]))]:
+    processes.send(pid, start, signal.SIGKILL)
+
+
+def done(workdir: pathlib.Path) -> bool:
+  return (workdir / "summary.json").is_file()
+
+
+def last_line(log: pathlib.Path) -> str:
+  lines = log.read_bytes()[-4000:].decode(errors="replace").split("\n") if log.is_file() else []
+  return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+# ---- results
+
+
+def headline(workdir: pathlib.Path) -> str:
+  s = json.loads((workdir / "summary.json").read_text())
+  return f"held-out {100 * s['practice']:.1f}% after practice (copying {100 * s['copying']:.1f}%), {s['seconds']:.0f} s"
+
+
+def results(points: Sequence[Point], out: pathlib.Path, failed: Mapping[str, int]) -> list[dict[str, Any]]:
+  """A row a point: its values, its folder, how far it is, and its scores where it is done."""
+  rows = []
+  for p in points:
+    row = {"point": p.id, "values": p.values, "state": f"failed (exit {failed[p.id]})" if p.id in failed else f"{reached(out / p.id)}"}
+    if done(out / p.id):
+      row |= {"state": "done", "summary": json.loads((out / p.id / "summary.json").read_text())}
+    rows.append(row)
+  return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+  """Markdown: a line a point, and where seeds are swept, a line for each set of the other values with its error over seeds."""
+  keys = list(dict.fromkeys(k for p in points for k in p.values))
+  percent = lambda x: f"{100 * x:.1f}" if x is not None else "-"
+  line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+  head = [*keys, *COLUMNS, "+- points", "n", "seconds", "state"]
+  lines = [line(head), "|---" * len(head) + "|"]
+  for row in rows:
+    s = row.get("summary", {})
+    cells = [written(row["values"].get(k, "")) for k in keys] + [percent(s.get(c)) for c in COLUMNS]
+    cells += [f"{s['noise_points']:.1f}", s["n"], f"{s['seconds']:.0f}"] if s else ["-", "-", "-"]
+    lines.append(line([*cells, row["state"]]))
+  groups: dict[str, list] = {}
+  for row in rows if "seed" in keys else ():
+    if "summary" in row:
+      groups.setdefault(title({k: v for k, v in row["values"].items() if k != "seed"}, keys) or "all", []).append(row["summary"])
+  if any(len(found) > 1 for found in groups.values()):
+    head = ["over seeds", "seeds", "copying", "practice", "+- over seeds"]
+    lines += ["", line(head), "|---" * len(head) + "|"]
+    for name, found in groups.items():
+      spread = 100 * np.std([s["practice"] for s in found], ddof=1) / len(found) ** 0.5 if len(found) > 1 else None
+      means = [percent(float(np.mean([s[c] for s in found]))) for c in ("copying", "practice")]
+      lines.append(line([name, len(found), *means, f"{spread:.1f}" if spread is not None else "-"]))
+  return "\n".join(lines)
+
+
+# ---- commands for a cluster
+
+
+def supervised(point: Point, workdir: Any, retries: int, python: str = "python") -> list[str]:
+  return [python, "supervise.py", f"--retries={retries}", "--", *point.args, f"--workdir={workdir}"]
+
+
+def commands(kind: str, point: Point, flags: Mapping[str, Any]) -> Iterator[str]:
+  """Shell lines that run a point on a cluster; its folder is OUT/ID as the hosts see it."""
+  workdir = f"{flags['out'].rstrip('/')}/{point.id}"
+  inner = shlex.join(supervised(point, workdir, flags["retries"]))
+  inner = f"{flags['setup']} && {inner}" if flags["setup"] else inner
+  label = re.sub("[^a-z0-9]+", "-", f"{flags['name']}-{'-'.join(flags['sweep'])}".lower()).strip("-")[:30] + "-" + point.digest
+  where = [f"--{k}={flags[k]}" for k in ("project", "zone") if flags[k]]
+  if kind == "xpk":
+    yield shlex.join(
+      ["xpk", "workload", "create", f"--workload={label}", f"--cluster={flags['cluster']}", f"--tpu-type={flags['accelerator']}",
+       f"--num-slices={flags['slices']}", f"--docker-image={flags['image']}", *where, f"--command={inner}"]
+    )  # fmt: skip
+  elif kind == "gcloud":
+    vm = ["gcloud", "compute", "tpus", "tpu-vm"]
+    yield shlex.join([*vm, "create", label, *where, f"--accelerator-type={flags['accelerator']}", f"--version={flags['runtime']}"])
+    yield shlex.join([*vm, "ssh", label, *where, "--worker=all", f"--command={inner}"])
+    yield shlex.join([*vm, "delete", label, *where, "--quiet"])
+  else:
+    asked = [f"--nodes={flags['nodes']}", "--ntasks-per-node=1", *([f"--gpus-per-node={flags['gpus']}"] if flags["gpus"] else [])]
+    asked += [f"--time={flags['hours']}:00:00"] if flags["hours"] else []
+    wrapped = f"{flags['setup']} && srun {shlex.join(supervised(point, workdir, flags['retries']))}" if flags["setup"] else f"srun {inner}"
+    yield f"mkdir -p {shlex.quote(workdir)} && " + shlex.join(
+      ["sbatch", f"--job-name={label}", *asked, "--requeue", f"--output={workdir}/slurm-%j.txt", f"--wrap={wrapped}"]
+    )
+
+
+def main(argv: list[str]) -> int:
+  if "--help" in argv[1:]:
+    print(__doc__.strip())
+    return 0
+  with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as reader:
+    flags, points = reader.submit(prepare, argv).result()
+  out = pathlib.Path(flags["out"])
+  if flags["emit"]:
+    for point in points:
+      print(f"# {point.id}" + (": done" if done(out / point.id) else ""))
+      for line in () if done(out / point.id) else commands(flags["emit"], point, flags):
+        print(line)
+    return 0
+  clear(out)
+  out.mkdir(parents=True, exist_ok=True)
+  local = Local(out, flags["jobs"], flags["gpus"], lambda p, workdir: supervised(p, workdir, flags["retries"], sys.executable))
+  with StopSignals() as stop:
+    local.run(points, stop)
+  rows = results(points, out, local.failed)
+  write_atomic(out / "results.json", (json.dumps(rows, indent=2) + "\n").encode())
+  write_atomic(out / "results.md", (table(rows, points) + "\n").encode())
+  print(f"{table(rows, points)}\n\ntensorboard --logdir {out}")
+  left = sum(row["state"] != "done" for row in rows)
+  if stop.asked and left:
+    print(f"stopped, {left} points are left: the same command goes on", flush=True)
+    return EXIT_STOPPED
+  return 1 if local.failed else 0
+
+
+if __name__ == "__main__":
+  config_lib.run(main)
