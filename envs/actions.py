@@ -14,6 +14,7 @@ args by kind:
   androidworld  as phone, and double_tap long_press point · open_app app · type with point, clear
   desktop  click left_double right_single point · drag start end · hotkey keys · type text enter ·
            scroll point direction · finished text · wait fail call_user
+  computer_13 pyautogui  see envs.grammars.inputs; pyautogui also calls: [[kind, args], ...], one after the other
   web      click right_click hover element · type element text enter · select element option · press keys ·
            scroll direction · goto url · tab_focus tab · stop text · new_tab close_tab go_back go_forward wait
 Points are (x, y) ints; keys are canonical names of envs.grammars.keys, pressed in order and released in reverse; enter
@@ -26,7 +27,7 @@ import difflib
 from types import ModuleType
 
 from core.schema import Action, Unreadable
-from envs.grammars import androidworld, desktop, digirl, phone, points, web
+from envs.grammars import androidworld, computer_13, desktop, digirl, phone, points, pyautogui, web
 from envs.grammars.lex import FORBIDDEN, SPACE, Bad
 from envs.grammars.points import MODES, input_scale
 
@@ -35,7 +36,10 @@ __all__ += ["KINDS", "ENDS", "SPELLINGS", "REFUSED", "CHARSET", "MAX_CHARS"]
 
 MAX_CHARS = 32_768  # a longer reply is unreadable without being read
 
-GRAMMARS: dict[str, ModuleType] = {"phone": phone, "digirl": digirl, "androidworld": androidworld, "desktop": desktop, "web": web}
+GRAMMARS: dict[str, ModuleType] = {
+  "phone": phone, "digirl": digirl, "androidworld": androidworld, "desktop": desktop, "computer_13": computer_13, "pyautogui": pyautogui,
+  "web": web,
+}  # fmt: skip
 KINDS: dict[str, tuple[str, ...]] = {name: module.KINDS for name, module in GRAMMARS.items()}
 ENDS: frozenset[str] = frozenset(kind for module in GRAMMARS.values() for kind in module.ENDS)
 SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {name: module.SPELLINGS for name, module in GRAMMARS.items()}

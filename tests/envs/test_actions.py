@@ -206,6 +206,7 @@ def test_p2_anything_else_is_unreadable_and_fast(grammar):
     "phone": 'type("")', "desktop": "type(content='')", "web": "type [1] [] [1]",
     "digirl": f'"action_type": "TYPE", "touch_point": {nowhere}, "lift_point": {nowhere}, "typed_text": ""',
     "androidworld": '{"action_type": "input_text", "x": 1, "y": 1, "text": ""}',
+    "computer_13": '{"action_type": "TYPING", "text": ""}', "pyautogui": "pyautogui.write('')",
   }[grammar]  # fmt: skip
   at = len(words.split("''")[0].split('""')[0].split("[]")[0]) + 1
   longest = words[:at] + "a" * (actions.MAX_CHARS - len(words)) + words[at:]
@@ -228,6 +229,7 @@ def test_p2_reading_is_linear_without_the_length_limit(grammar, monkeypatch):
   ]  # fmt: skip
   heads += ["type [1] [", "stop [", "press [", "goto [http://", "# ", "do(action='Type', argument=\"", "Thought: "]
   heads += ['{"action_type": "', '{"', "{", '"action_type": "DUAL_POINT", "touch_point": "[', "Action Decision: "]
+  heads += ["pyautogui.write('", "pyautogui.press(['a', ", "pyautogui.click(1, ", "pyautogui.click(1, 2)", "```python\n", "import time"]
   start = time.monotonic()
   for head in heads:
     for piece in pieces:

@@ -92,7 +92,7 @@ def test_p9_any_text_survives_format_and_parse(grammar):
     args = {"text": text.removesuffix("\n"), "enter": text.endswith("\n")} | ({"element": "7"} if grammar == "web" else {})
     if grammar == "androidworld":  # its input_text taps first, and always presses ENTER
       args = {"text": text or "a", "enter": True, "point": (5, 7)}
-    end = {"desktop": "finished", "web": "stop", "digirl": None}.get(grammar, "answer")
+    end = {"desktop": "finished", "web": "stop", "digirl": None, "computer_13": None, "pyautogui": None}.get(grammar, "answer")
     for action in (Action("type", args, {}, grammar), *([Action(end, {"text": text}, {}, grammar)] if end else [])):
       written = format(action, grammar, HD)
       got = parse(written, grammar, HD)

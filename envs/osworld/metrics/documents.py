@@ -35,7 +35,9 @@ def _odt_texts(path: str) -> list[str]:
   for paragraph in guard.member(path, "content.xml").iter(ODF["text"] + "p"):
     parts = [paragraph.text or ""]
     for node in paragraph:
-      parts += [(node.text or "") + "".join(child.tail or "" for child in node) if node.tag == ODF["text"] + "span" else "", node.tail or ""]
+      if node.tag == ODF["text"] + "span":
+        parts += [node.text or "", *(child.tail or "" for child in node)]
+      parts.append(node.tail or "")
     out.append("".join(parts))
   return out
 
@@ -199,7 +201,8 @@ def compare_archive(result: str | None, expected: str, file_path: str = "", file
     return 0.0
   if file_type not in ARCHIVED:
     raise guard.BadExpected(f"compare_archive has file_type {file_type!r}; built in: {', '.join(ARCHIVED)}")
-  folders = [guard.read(functools.partial(unpacked.unpack, into=file_path), path, side) for path, side in zip((result, expected), guard.SIDES)]
+  unpack = functools.partial(unpacked.unpack, into=file_path)
+  folders = [guard.read(unpack, path, side) for path, side in zip((result, expected), guard.SIDES)]
   try:
     names = [sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else None for _, folder in folders]
     if names[0] is None or names[0] != names[1] or not names[0]:

@@ -1,0 +1,47 @@
+"""The folder of one computer's episode: what was fetched to be checked, and nobody else's. It is emptied before every episode."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import tempfile
+
+
+class Lease:
+  """folder: where it is; removed by close()."""
+
+  def __init__(self, name: str):
+    self.held = tempfile.TemporaryDirectory(prefix=f"practice-osworld-{name}-")
+    self.folder = pathlib.Path(self.held.name)
+
+  def clear(self) -> None:
+    for entry in os.scandir(self.folder):
+      if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path)
+      else:
+        os.unlink(entry.path)
+
+  def path(self, name: str, part: str = "") -> pathlib.Path:
+    """A file of the lease. part: a folder of it, made if need be. ValueError for a name that leads out of it."""
+    root = self.folder / part
+    path = root / name
+    if not inside(name):
+      raise ValueError(f"{name!r:.80} is no name of a file in the cache")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+  def write(self, name: str, data: bytes, part: str = "") -> str:
+    path = self.path(name, part)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    return str(path)
+
+  def close(self) -> None:
+    self.held.cleanup()
+
+
+def inside(name: str) -> bool:
+  """Whether a relative name stays in its folder."""
+  parts = pathlib.PurePosixPath(name).parts
+  return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
