@@ -41,8 +41,9 @@ class Files:
         path = folder / rest
         if path.resolve().is_relative_to(folder.resolve()) and path.is_file():  # a URL never leads out of its mirror
           return path
-    if self.store is not None and (path := self.store / stored_name(url)).is_file():
-      return path
+    if self.store is not None and self.store.is_dir():
+      mark = stored_name(url).partition("_")[0]  # what follows is the URL's tail, or the guest's name of the file: the benchmark's caches
+      return next((path for path in sorted(self.store.glob(f"{mark}_*")) if path.is_file()), None)
     return None
 
   def prefetch(self, urls: Iterable[str], say: Callable[[str], None] = print) -> dict[str, str]:

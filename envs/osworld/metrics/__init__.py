@@ -13,7 +13,8 @@ from collections.abc import Callable
 _MODULES = {
   "text": (
     "check_include_exclude check_direct_json_object exact_match check_list check_json_settings compare_text_file is_extension_installed "
-    "check_config_status compare_csv check_thunderbird_prefs match_in_list is_in_list check_json diff_text_file file_contains check_csv"
+    "check_config_status compare_csv check_thunderbird_prefs match_in_list is_in_list check_json diff_text_file file_contains check_csv "
+    "practice_lines"
   ),
   "table": "compare_table",
   "documents": (

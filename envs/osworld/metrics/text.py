@@ -200,3 +200,13 @@ def check_thunderbird_prefs(result: str | None, rules: dict) -> float:
   expect, unexpect = rules.get("expect", {}), rules.get("unexpect", {})
   good = all(name in values and matches(values[name], rule) for name, rule in expect.items())
   return float(good and not any(name in values and matches(values[name], rule) for name, rule in unexpect.items()))
+
+
+def practice_lines(result: str | None, rules: dict) -> float:
+  """The file's lines are those of expected; empty ones at its end do not count. This project's own."""
+  if result is None:
+    return 0.0
+  lines = guard.text(result, "result").splitlines()
+  while lines and not lines[-1]:
+    lines.pop()
+  return float(lines == rules["expected"])
