@@ -189,14 +189,16 @@ def main():
     suite = Ours(sys.argv[2]) if len(sys.argv) > 2 else Theirs()
     pipe.put(suite.listed())
   except Exception as error:  # noqa: BLE001 - the parent hears of it
-    pipe.put({"error": f"{type(error).__name__}: {error}"[:500]})
+    failed = error
+    pipe.put({"error": f"{type(failed).__name__}: {failed}"[:500]})
     return 1
   while (asked := pipe.get()) is not None:
     signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
     try:
       said = answer(asked, suite, pipe)
     except Exception as error:  # noqa: BLE001 - whatever a metric raises is for the parent to judge
-      said = {"error": f"{type(error).__name__}: {error}"[:500], "whose": suite.whose(error)}
+      failed = error
+      said = {"error": f"{type(failed).__name__}: {failed}"[:500], "whose": suite.whose(failed)}
     signal.setitimer(signal.ITIMER_REAL, 0)
     pipe.put(said)
   return 0

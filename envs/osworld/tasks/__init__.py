@@ -19,7 +19,7 @@ from envs.osworld.tasks.spec import URL, Spec
 VERSION = "practice-desktop/1"
 FAMILIES = {make.__name__: make for make in (*texts.FAMILIES, *documents.FAMILIES)}
 DOMAINS = {
-  "text": ("text_editor", "mousepad"), "shell": ("terminal", "xterm"), "files": ("file_manager", "pcmanfm"),
+  "text": ("text_editor", "mousepad"), "shell": ("terminal", "lxterminal"), "files": ("file_manager", "pcmanfm"),
   "settings": ("settings", "mousepad"), "writer": ("libreoffice_writer", "libreoffice_writer"),
   "calc": ("libreoffice_calc", "libreoffice_calc"),
 }  # fmt: skip

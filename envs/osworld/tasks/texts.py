@@ -1,4 +1,4 @@
-"""Families for the text editor (mousepad), the terminal (xterm), the file manager (pcmanfm) and the desktop's settings."""
+"""Families for the text editor (mousepad), the terminal (lxterminal), the file manager (pcmanfm) and the desktop's settings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def text_change_number(rng: random.Random) -> Spec:
 
 def _terminal(instruction: str, evaluator: dict, line: str, files: dict | None = None) -> Spec:
   """A terminal is open in the home folder; one line does it."""
-  opened = launch("xterm", "-xrm", "XTerm*allowTitleOps: false", "-T", "Terminal", "-e", f"cd {HOME} && exec bash")
+  opened = launch("lxterminal", f"--working-directory={HOME}", "--title=Terminal", "-e", "bash --norc")
   setup = (opened, window("Terminal"))
   return Spec(f"{instruction} A terminal is open in your home folder.", setup, evaluator, (write(line + "\n"),), files or {})
 
