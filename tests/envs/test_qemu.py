@@ -1,0 +1,334 @@
+"""Virtual machines without QEMU: keys, images, saved states, and every fault, with a program of the test in QEMU's place."""
+
+import json
+import os
+import signal
+import string
+import threading
+
+import numpy as np
+import pytest
+
+from core.schema import Action
+from envs import accel, images, processes, qcodes, qemu
+from envs.errors import BlackFrame, BootDeadline, Deadline, InfraError, NoComputer
+from envs.images import Image, Template
+from envs.qemu import Machine
+from tests.envs import qemu_double
+
+# A US keyboard by hand: what each key types, plain and with Shift.
+KEYBOARD = {f"{c}": (c, c.upper()) for c in string.ascii_lowercase}
+KEYBOARD |= dict(zip("1234567890", zip("1234567890", "!@#$%^&*()")))
+KEYBOARD |= {
+  "minus": "-_", "equal": "=+", "bracket_left": "[{", "bracket_right": "]}", "backslash": "\\|", "semicolon": ";:", "apostrophe": "'\"",
+  "grave_accent": "`~", "comma": ",<", "dot": ".>", "slash": "/?", "spc": "  ", "ret": "\n\n", "tab": "\t\t",
+}  # fmt: skip
+
+
+def typed(events):
+  """What a person would read, and which keys are still down."""
+  out, held = "", []
+  for event in events:
+    code = event["data"]["key"]["data"]
+    if not event["data"]["down"]:
+      held.remove(code)
+      continue
+    held.append(code)
+    if code in KEYBOARD:
+      out += KEYBOARD[code]["shift" in held]
+  return out, held
+
+
+@pytest.mark.parametrize("text", [string.printable[:95], "Hello_World (a>b) & {x|y}\n", "https://example.org/?a=B;c~d", "tab\there\n"])
+def test_text_arrives_character_by_character_with_its_shift(text):
+  assert typed([event for char in text for event in qcodes.stroke(char)]) == (text, [])
+
+
+def test_what_no_key_types_is_told_apart():
+  assert qcodes.typable(string.printable[:95] + "\n\t") and not qcodes.typable("caf\u00e9") and not qcodes.typable("a\x07")
+  for name in ("\u00e9", "nokey", "AB"):
+    with pytest.raises(KeyError):
+      qcodes.qcode_of(name)
+
+
+def test_chords_go_down_in_order_and_up_in_reverse():
+  told = [(e["data"]["key"]["data"], e["data"]["down"]) for e in qcodes.chord(["ctrl", "+"])]
+  assert told == [("ctrl", True), ("shift", True), ("equal", True), ("equal", False), ("shift", False), ("ctrl", False)]
+  assert [e["data"]["key"]["data"] for e in qcodes.chord(["shift", "+"])] == ["shift", "equal", "equal", "shift"]  # Shift once
+
+
+@pytest.mark.parametrize("length", [64, 768, 1000, 1024, 1080, 1920])
+def test_every_pixel_is_aimed_at_its_middle(length):
+  for at in range(length):  # the whole axis, 0 to 32767, lies over the whole screen
+    value = qcodes.move((at, 0), (length, length))[0]["data"]["value"]
+    assert 0 <= value <= 32767 and value * length // 32768 == at
+
+
+# -- images
+
+
+def raw_disk(path):
+  path.write_bytes(bytes(510) + b"\x55\xaa" + bytes(512))
+  return path
+
+
+def test_what_is_no_image_is_one_clear_line(tmp_path, monkeypatch):
+  qemu_double.install(tmp_path)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  text, folder = tmp_path / "letter.txt", tmp_path / "empty"
+  text.write_text("Dear disk")
+  folder.mkdir()
+  wrong = {"": "no such file|without a desktop.json", str(tmp_path / "none.qcow2"): "there is no such file or folder"}
+  wrong |= {str(text): "is no disk: it begins with b'Dear disk'", str(folder): "without a desktop.json", "debian": "there is no desktop in"}
+  for name, said in wrong.items():
+    with pytest.raises(ValueError, match=said) as raised:
+      images.find(name, str(tmp_path / "cache"))
+    assert "\n" not in str(raised.value) and "env.image" in str(raised.value)
+  assert images.find(str(raw_disk(tmp_path / "disk.img")), "").format == "raw"
+
+
+def test_a_disk_that_cannot_be_read_is_said_with_qemus_words(tmp_path, monkeypatch):
+  qemu_double.install(tmp_path)
+  (tmp_path / "qemu-img").write_text("#!/bin/sh\necho 'qemu-img: Could not open: Image is corrupt' >&2\nexit 1\n")
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  (tmp_path / "torn.qcow2").write_bytes(b"QFI\xfb torn")
+  with pytest.raises(ValueError, match="cannot be read as qcow2: .*Image is corrupt"):
+    images.find(str(tmp_path / "torn.qcow2"), "")
+
+
+def test_the_last_desktop_made_is_debian(tmp_path, monkeypatch):
+  qemu_double.install(tmp_path)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  for age, name in ((20, "old"), (10, "new")):
+    folder = tmp_path / "images" / name
+    folder.mkdir(parents=True)
+    (folder / "disk.qcow2").write_bytes(b"QFI\xfb")
+    for part in ("vmlinuz", "initrd.img"):
+      (folder / part).touch()
+    (folder / "desktop.json").write_text(json.dumps({"digest": name, "append": "quiet", "memory_mb": 768, "screen": [1024, 768]}))
+    os.utime(folder / "desktop.json", (1e9 - age, 1e9 - age))
+  found = images.find("debian", str(tmp_path))
+  assert (found.digest, found.ours, found.screen, found.memory_mb) == ("new", True, (1024, 768), 768)
+  assert images.find(str(tmp_path / "images/old/disk.qcow2"), str(tmp_path)).digest == "old"  # the disk by its own path too
+  (tmp_path / "images/new/vmlinuz").unlink()
+  with pytest.raises(ValueError, match="has no vmlinuz"):
+    images.find("debian", str(tmp_path))
+
+
+IMAGE = Image(disk=None, format="raw", digest="x")
+
+
+def write(folder):
+  Template(folder, IMAGE, "memory", 5.0).write(np.zeros((2, 2, 3), np.uint8))
+
+
+def test_a_saved_state_is_made_once_and_whole(tmp_path):
+  made, together = [], threading.Barrier(4)
+
+  def make(folder):
+    made.append(folder)
+    write(folder)
+
+  def ask():
+    together.wait()
+    out.append(images.made_once(tmp_path / "one", IMAGE, 20.0, make))
+
+  out = []
+  threads = [threading.Thread(target=ask) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(made) == 1 and [t.clock for t in out] == [5.0] * 4 and os.listdir(tmp_path) == ["one"]
+
+
+def test_a_saved_state_that_fails_leaves_nothing_and_the_next_one_tries_again(tmp_path):
+  def fail(folder):
+    (folder / "half").touch()
+    raise BootDeadline("for the test")
+
+  with pytest.raises(BootDeadline):
+    images.made_once(tmp_path / "one", IMAGE, 5.0, fail)
+  assert os.listdir(tmp_path) == []
+  assert images.made_once(tmp_path / "one", IMAGE, 5.0, write).screen.shape == (2, 2, 3)
+
+
+# -- acceleration
+
+
+def program(path, body):
+  path.write_text(f"#!/bin/sh\n{body}\n")
+  path.chmod(0o755)
+  return str(path)
+
+
+def test_acceleration_is_asked_of_a_guest(tmp_path, capsys):
+  good = program(tmp_path / "good", "exit 33")
+  hangs = program(tmp_path / "hangs", "exec sleep 60")
+  fails = program(tmp_path / "fails", "echo no such msr >&2; exit 1")
+  device = str(tmp_path / "kvm")
+  assert accel.chosen(good, "auto", str(tmp_path / "none")) == "tcg" and "there is none" in capsys.readouterr().err
+  (tmp_path / "kvm").touch()
+  assert accel.chosen(good, "auto", device) == "kvm" and capsys.readouterr().err == ""
+  assert accel.ran(hangs, "kvm", 0.3) == "a guest of one instruction did not end within 0.3 s"
+  assert accel.chosen(fails, "auto", device) == "tcg"
+  said = capsys.readouterr().err
+  assert "NO KVM" in said and "EMULATED" in said and "no such msr" in said
+  with pytest.raises(ValueError, match="env.accel is kvm.*no such msr"):
+    accel.chosen(fails, "kvm", device)
+
+
+# -- machines, with the test's program in QEMU's place
+
+
+@pytest.fixture
+def vm(tmp_path, monkeypatch):
+  """vm(**told) -> a machine restored from a saved state; vm.told(**) changes what its QEMU does from now on."""
+  bin = tmp_path / "bin"
+  bin.mkdir()
+  path = qemu_double.install(bin)
+  monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+  cfg = qemu.defaults()
+  cfg.update({"accel": "tcg", "call_seconds": 10.0, "restore_seconds": 20.0, "settle_most": 2.0, "settle_window": 0.02, "reserve_mb": 0})
+  cfg.update({"memory_mb": 128, "image": str(raw_disk(tmp_path / "disk.img")), "wait_seconds": 0.01})
+  image = images.find(cfg.image, "")
+  folder = tmp_path / "template"
+  folder.mkdir()
+  for part in ("disk.qcow2", "memory", "state"):
+    (folder / part).touch()
+  screen = np.full((48, 64, 3), 90, np.uint8)
+  screen[0, 0] = (0, 255, 0)  # where the stand-in's pointer is at first
+  template = Template(folder, image, "memory", qemu_double.CLOCK)
+  template.write(screen)
+  made = []
+
+  def make(**told):
+    make.told(**told)
+    made.append(Machine(template, cfg))
+    return made[-1]
+
+  make.told = lambda **told: (path.with_name("new.json").write_text(json.dumps(told)), os.replace(path.with_name("new.json"), path))
+  make.asked, make.cfg, make.template, make.image = path.parent / "asked.txt", cfg, template, image
+  yield make
+  for machine in made:
+    machine.close()
+
+
+def test_a_paused_restore_is_told_to_run_and_one_that_does_not_is_an_infra_error(vm):
+  vm()
+  asked = vm.asked.read_text().split()
+  assert asked.index("migrate-set-capabilities") < asked.index("migrate-incoming") < asked.index("cont")
+  with pytest.raises(qemu.RestoreFailed, match="'paused' after its state was loaded and it was told to run"):
+    vm(status=["inmigrate", "paused", "paused"])
+  with pytest.raises(qemu.RestoreFailed, match="'internal-error' after its state was loaded, wanted 'paused'"):
+    vm(status=["inmigrate", "internal-error"])
+  vm.cfg.restore_seconds = 3.0
+  with pytest.raises(qemu.RestoreFailed, match="not loaded within 3 s"):
+    vm(status=["inmigrate"])
+
+
+@pytest.mark.parametrize(
+  "told, error, said",
+  [
+    ({"color": 91}, qemu.RestoreFailed, "the start screen differs from the saved one in 1e\\+02%"),
+    ({"drift": 60.0}, qemu.RestoreFailed, "the guest's clock is 60.0 s past the saved time"),
+    ({"drift": -3.0}, qemu.RestoreFailed, "the guest's clock is -3.0 s past"),
+    ({"die": "migrate-incoming"}, qemu.RestoreFailed, "refused: QEMU .* ended in migrate-incoming: exit code 7"),
+    ({"refuse": "migrate-incoming"}, qemu.VmFault, "migrate-incoming: refused for the test"),
+    ({"early": "qemu: could not load the firmware"}, qemu.VmDied, "exit code 1; it printed last: qemu: could not load the firmware"),
+    ({"hang": ["qmp_capabilities"]}, qemu.VmHung, "did not answer its greeting within 3 s"),
+  ],
+)
+def test_a_restore_that_goes_wrong_says_how_and_leaves_no_process(vm, told, error, said):
+  vm.cfg.restore_seconds = 3.0
+  before = processes.family(os.getpid())
+  with pytest.raises(error, match=said) as raised:
+    vm(**told)
+  assert isinstance(raised.value, InfraError) and "\n" not in str(raised.value)
+  assert processes.family(os.getpid()) == before
+
+
+CLICK = Action("click", {"point": (10, 12)}, {}, "desktop")
+
+
+@pytest.mark.parametrize(
+  "break_it, error, said",
+  [
+    (lambda vm, m: os.kill(m.pid, signal.SIGKILL), qemu.VmDied, "ended by signal 9"),
+    (lambda vm, m: os.kill(m.pid, signal.SIGSTOP), qemu.VmHung, "did not answer query-status within 1 s"),
+    (lambda vm, m: vm.told(die="input-send-event"), qemu.VmDied, "ended in input-send-event: exit code 7"),
+    (lambda vm, m: vm.told(hang=["screendump"]), qemu.VmHung, "did not answer screendump"),
+    (lambda vm, m: vm.told(status=["io-error"]), qemu.OverlayFull, r"may take 4096 MB \(env.overlay_mb\), the host's disk has \d+ MB left"),
+    (lambda vm, m: vm.told(status=["paused"]), qemu.VmPaused, "'paused', wanted 'running'"),
+    (lambda vm, m: vm.told(color=0), BlackFrame, "every pixel"),
+    (lambda vm, m: vm.told(status=["shutdown"]), qemu.PoweredOff, "shut down"),
+  ],
+)
+def test_a_machine_that_breaks_in_a_step_says_how_and_comes_back(vm, break_it, error, said):
+  machine = vm()
+  before = processes.family(os.getpid())
+  break_it(vm, machine)
+  vm.cfg.call_seconds = 1.0 if error is qemu.VmHung else 10.0
+  with pytest.raises(error, match=said) as raised:
+    machine.act(CLICK)
+    machine.settle()
+  assert isinstance(raised.value, InfraError) == (error is not qemu.PoweredOff)  # a policy can shut a guest down
+  assert isinstance(raised.value, Deadline) == (error is qemu.VmHung)
+  vm.told()
+  vm.cfg.call_seconds = 10.0
+  machine.revert()
+  assert not [p for p, start in before if processes.alive(p, start)]
+  machine.act(CLICK)
+  assert machine.settle()[0][12, 10].tolist() == [0, 255, 0]
+
+
+def test_a_frozen_screen_is_found_after_actions_that_changed_nothing(vm):
+  machine = vm()
+  vm.told(frozen=True)
+  with pytest.raises(qemu.ScreenFrozen, match="no pixel changed"):
+    for _ in range(qemu.STILL + 2):
+      machine.act(Action("wait", {}, {}, "desktop"))
+  vm.told()
+  machine.revert()
+  for _ in range(2 * qemu.STILL):  # a screen that only shows nothing new is alive
+    machine.act(Action("wait", {}, {}, "desktop"))
+
+
+def test_text_that_no_key_types_does_nothing_where_the_guest_cannot_help(vm):
+  machine = vm()
+  count = vm.asked.read_text().count("input-send-event")
+  with pytest.raises(qemu.Untypable, match="caf\u00e9"):
+    machine.act(Action("type", {"text": "caf\u00e9", "enter": False}, {}, "desktop"))
+  assert vm.asked.read_text().count("input-send-event") == count
+
+
+def test_memory_that_is_not_there_is_not_taken(vm):
+  vm.cfg.reserve_mb = 1 << 30
+  with pytest.raises(NoComputer, match=r"wants \d+ MB with env.reserve_mb, this machine has \d+ MB left"):
+    vm()
+
+
+def test_a_boot_whose_guest_or_screen_never_comes_ends_with_why(vm):
+  vm.cfg.boot_seconds, vm.cfg.settle_window = 2.0, 30.0  # no processor is idle for so long
+  with pytest.raises(BootDeadline, match="screen did not come to rest within 2 s"):
+    Machine(vm.image, vm.cfg)
+  vm.told(mute=True)
+  with pytest.raises(BootDeadline, match="no desktop within 2 s: guest at .*; the guest printed last: starting . kernel panic"):
+    Machine(vm.image, vm.cfg)
+
+
+def test_states_of_other_parts_do_not_fit(vm):
+  key = qemu.key_of(vm.image, vm.cfg, "ready")
+  keys = {key, qemu.key_of(vm.image, vm.cfg, "other")}
+  for name, value in {"memory_mb": 256, "screen": (800, 600), "cpus": 2, "network": "open", "state": "snapshot"}.items():
+    cfg = vm.cfg.copy_and_resolve_references()
+    cfg[name] = value
+    keys.add(qemu.key_of(vm.image, cfg, "ready"))
+  assert len(keys) == 7 and key == qemu.key_of(vm.image, vm.cfg, "ready")
+
+
+@pytest.mark.parametrize("name, value", [("accel", "hvf"), ("cpus", 0), ("screen", (10, 10)), ("network", "lan"), ("boot_seconds", 0.0)])
+def test_knobs_out_of_their_domain_are_one_line(vm, name, value):
+  vm.cfg[name] = value
+  with pytest.raises(ValueError, match=f"env.{name} is .*, wanted "):
+    qemu.check(vm.cfg)

@@ -1,0 +1,512 @@
+"""The server inside the guest: OSWorld's HTTP API (its desktop_env/server), on the standard library, python3-xlib, Pillow and AT-SPI.
+
+It runs as the desktop's user and does what it is asked: the guest is a sandbox that only its own host reaches, through a port that
+QEMU forwards from 127.0.0.1. Recording is not offered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+import xml.etree.ElementTree as ET
+
+PORT = 5000
+COMMAND_SECONDS = 120.0
+WINDOW_SECONDS = 90.0  # for a file that was opened to have its window
+MOST_DEPTH, MOST_NODES = 50, 10_000
+SPACES = {
+  "st": "https://accessibility.ubuntu.example.org/ns/state", "attr": "https://accessibility.ubuntu.example.org/ns/attributes",
+  "cp": "https://accessibility.ubuntu.example.org/ns/component", "txt": "https://accessibility.ubuntu.example.org/ns/text",
+  "val": "https://accessibility.ubuntu.example.org/ns/value", "act": "https://accessibility.ubuntu.example.org/ns/action",
+}  # fmt: skip
+for prefix, name in SPACES.items():
+  ET.register_namespace(prefix, name)
+
+
+class Said(Exception):
+  """An answer that ends a request. status: HTTP's; said: an object for JSON, or text."""
+
+  def __init__(self, status: int, said):
+    super().__init__(str(said))
+    self.status, self.said = status, said
+
+
+def expand(path: str) -> pathlib.Path:
+  return pathlib.Path(os.path.expandvars(os.path.expanduser(path)))
+
+
+# -- windows and pictures
+
+
+class Screen:
+  """One connection to the X server, used by one request at a time."""
+
+  def __init__(self):
+    from Xlib import display
+
+    self.lock, self.display = threading.RLock(), display.Display()
+    self.root = self.display.screen().root
+
+  def atom(self, name: str) -> int:
+    return self.display.intern_atom(name)
+
+  def property(self, window, name: str):
+    from Xlib import X
+
+    found = window.get_full_property(self.atom(name), X.AnyPropertyType)
+    return None if found is None else found.value
+
+  def windows(self) -> list[tuple]:
+    """(window, title, [instance, class]) of every window of an application, the newest last."""
+    from Xlib import error
+
+    out = []
+    with self.lock:
+      for number in self.property(self.root, "_NET_CLIENT_LIST") or []:
+        window = self.display.create_resource_object("window", number)
+        try:
+          title = self.property(window, "_NET_WM_NAME") or window.get_wm_name() or b""
+          out.append((window, title.decode(errors="replace") if isinstance(title, bytes) else title, list(window.get_wm_class() or ())))
+        except error.XError:  # it closed a moment ago
+          continue
+    return out
+
+  def find(self, name: str, strict: bool = False, by_class: bool = False):
+    """The first window of that title (a part of it will do, in any case, unless strict) or class; None if there is none."""
+    for window, title, classes in self.windows():
+      told = [".".join(classes), *classes] if by_class else [title]
+      if any(name == t if strict else name.lower() in t.lower() for t in told):
+        return window
+    return None
+
+  def tell(self, window, what: str) -> None:
+    """Asks the window manager to _NET_ACTIVE_WINDOW or to _NET_CLOSE_WINDOW."""
+    from Xlib import X
+    from Xlib.protocol import event
+
+    data = [2, X.CurrentTime, 0, 0, 0] if what == "_NET_ACTIVE_WINDOW" else [X.CurrentTime, 2, 0, 0, 0]
+    message = event.ClientMessage(window=window, client_type=self.atom(what), data=(32, data))
+    with self.lock:
+      self.root.send_event(message, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
+      self.display.sync()
+
+  def picture(self):
+    """The screen with its pointer, as a Pillow image."""
+    from PIL import Image
+    from Xlib import X
+
+    with self.lock:
+      size = self.root.get_geometry()
+      raw = self.root.get_image(0, 0, size.width, size.height, X.ZPixmap, 0xFFFFFFFF)
+      if not self.display.has_extension("XFIXES"):
+        raise RuntimeError("the X server has no XFIXES")
+      self.display.xfixes_query_version()
+      pointer = self.display.xfixes_get_cursor_image(self.root)
+    shown = Image.frombytes("RGB", (size.width, size.height), raw.data, "raw", "BGRX")
+    pixels = b"".join(int(p & 0xFFFFFFFF).to_bytes(4, "little") for p in pointer.cursor_image)
+    arrow = Image.frombytes("RGBA", (pointer.width, pointer.height), pixels, "raw", "BGRA")
+    shown.paste(arrow, (pointer.x - pointer.xhot, pointer.y - pointer.yhot), arrow)
+    return shown
+
+
+# -- accessibility
+
+
+def atspi():
+  import gi
+
+  gi.require_version("Atspi", "2.0")
+  from gi.repository import Atspi, GLib
+
+  return Atspi, GLib.Error
+
+
+def node_of(found, budget: list[int], depth: int = 0) -> ET.Element | None:
+  """One accessible and all below it, as OSWorld writes it: the role is the tag."""
+  Atspi, Gone = atspi()
+  budget[0] -= 1
+  if budget[0] < 0 or depth > MOST_DEPTH:
+    return None
+  try:
+    role = re.sub(r"[^A-Za-z0-9-]+", "-", found.get_role_name() or "unknown").strip("-") or "unknown"
+    node = ET.Element(role, {"name": found.get_name() or ""})
+    states = found.get_state_set()
+    for state in states.get_states():
+      node.set(f"{{{SPACES['st']}}}{state.value_nick}", "true")
+    if found.get_component_iface() is not None and states.contains(Atspi.StateType.SHOWING):
+      box = found.get_component_iface().get_extents(Atspi.CoordType.SCREEN)
+      node.set(f"{{{SPACES['cp']}}}screencoord", str((box.x, box.y)))
+      node.set(f"{{{SPACES['cp']}}}size", str((box.width, box.height)))
+    if (text := found.get_text_iface()) is not None:
+      node.text = clean(text.get_text(0, text.get_character_count()))
+    if (value := found.get_value_iface()) is not None:
+      node.set(f"{{{SPACES['val']}}}value", str(value.get_current_value()))
+    for index in range(min(found.get_child_count(), 1024)):
+      child = found.get_child_at_index(index)
+      below = None if child is None else node_of(child, budget, depth + 1)
+      if below is not None:
+        node.append(below)
+    return node
+  except Gone:  # the application ended, or does not answer
+    return None
+
+
+def clean(text: str) -> str:
+  return "".join(c for c in text or "" if c in "\n\t" or c >= " ").replace("\ufffc", "")
+
+
+def tree() -> str:
+  """All applications as XML."""
+  Atspi, _ = atspi()
+  top, budget = ET.Element("desktop-frame", {"name": "main"}), [MOST_NODES]
+  desktop = Atspi.get_desktop(0)
+  for index in range(desktop.get_child_count()):
+    application = desktop.get_child_at_index(index)
+    below = None if application is None else node_of(application, budget)
+    if below is not None:
+      top.append(below)
+  return ET.tostring(top, encoding="unicode")
+
+
+def terminal_text() -> str | None:
+  """What the terminal shows, None if none is open."""
+  Atspi, Gone = atspi()
+  desktop, left = Atspi.get_desktop(0), [MOST_NODES]
+
+  def look(found):
+    left[0] -= 1
+    try:
+      if found is None or left[0] < 0:
+        return None
+      if found.get_role() == Atspi.Role.TERMINAL and found.get_state_set().contains(Atspi.StateType.SHOWING):
+        text = found.get_text_iface()
+        return clean(text.get_text(0, text.get_character_count())).rstrip()
+      told = (look(found.get_child_at_index(i)) for i in range(found.get_child_count()))
+      return next((text for text in told if text is not None), None)
+    except Gone:
+      return None
+
+  return look(desktop)
+
+
+# -- commands
+
+
+def words(command, shell: bool):
+  """What subprocess wants: a line for the shell, or words with ~ for home."""
+  if isinstance(command, str) and not shell:
+    command = shlex.split(command)
+  if not shell:
+    command = [os.path.expanduser(word) if word.startswith("~/") else word for word in command]
+  elif not isinstance(command, str):
+    command = " ".join(command)
+  return command
+
+
+def run(command, shell: bool, seconds: float) -> dict:
+  """Runs to the end; what it started goes with it when it takes too long."""
+  started = subprocess.Popen(
+    words(command, shell), shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    errors="replace", start_new_session=True, cwd=os.path.expanduser("~"),
+  )  # fmt: skip
+  try:
+    output, error = started.communicate(timeout=seconds)
+  except subprocess.TimeoutExpired:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(started.pid, 9)
+    started.communicate()
+    raise TimeoutError(f"Command {command!r:.200} timed out after {seconds:g} seconds") from None
+  return {"status": "success", "output": output, "error": error, "returncode": started.returncode}
+
+
+def execute(asked: dict) -> dict:
+  try:
+    return run(asked["command"], bool(asked.get("shell", False)), float(asked.get("timeout") or COMMAND_SECONDS))
+  except Exception as error:  # noqa: BLE001 - the caller hears of whatever went wrong, as OSWorld's server says it
+    raise Said(500, {"status": "error", "message": str(error)}) from None
+
+
+def verified(asked: dict) -> bool:
+  wanted = asked.get("verification", {})
+  there = not wanted.get("window_exists") or SCREEN.find(wanted["window_exists"]) is not None
+  return there and (not wanted.get("command_success") or run(wanted["command_success"], True, 5.0)["returncode"] == 0)
+
+
+def execute_verified(asked: dict) -> dict:
+  done, began = execute(asked), time.monotonic()
+  while not verified(asked):
+    if time.monotonic() - began > float(asked.get("max_wait_time", 10)):
+      raise Said(500, done | {"status": "verification_failed", "wait_time": time.monotonic() - began})
+    time.sleep(float(asked.get("check_interval", 1)))
+  return done | {"verification": {"status": "verified"}, "wait_time": time.monotonic() - began}
+
+
+def run_script(argv: list[str], folder: str | None, seconds: float, merged: bool) -> dict:
+  try:
+    done = subprocess.run(
+      argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE, text=True,
+      errors="replace", timeout=seconds, cwd=str(expand(folder)) if folder else os.path.expanduser("~"), check=False,
+    )  # fmt: skip
+  except subprocess.TimeoutExpired:
+    raise Said(500, {"status": "error", "output": f"timed out after {seconds:g} seconds", "error": "", "returncode": -1}) from None
+  status = "success" if done.returncode == 0 else "error"
+  return {"status": status, "output": done.stdout, "error": "" if merged else done.stderr, "returncode": done.returncode}
+
+
+# -- the routes: each takes the request and returns JSON, text or bytes
+
+
+def get_screenshot(_) -> bytes:
+  out = io.BytesIO()
+  SCREEN.picture().save(out, "PNG", compress_level=1)
+  return out.getvalue()
+
+
+def get_accessibility(_) -> dict:
+  return {"AT": tree()}
+
+
+def get_terminal(_) -> dict:
+  text = terminal_text()
+  if text is None:
+    raise Said(500, {"status": "error", "message": "no terminal is open"})
+  return {"output": text, "status": "success"}
+
+
+def get_platform(_) -> str:
+  return "Linux"
+
+
+def get_cursor_position(_) -> list:
+  with SCREEN.lock:
+    at = SCREEN.root.query_pointer()
+  return [at.root_x, at.root_y]
+
+
+def post_screen_size(_) -> dict:
+  with SCREEN.lock:
+    size = SCREEN.root.get_geometry()
+  return {"width": size.width, "height": size.height}
+
+
+def post_window_size(request) -> dict:
+  window = SCREEN.find(request.form()["app_class_name"], by_class=True)
+  if window is None:
+    raise Said(500, {"message": "no such window"})
+  with SCREEN.lock:
+    size = window.get_geometry()
+  return {"width": size.width, "height": size.height}
+
+
+def post_desktop_path(_) -> dict:
+  return {"desktop_path": str(pathlib.Path.home() / "Desktop")}
+
+
+def post_wallpaper(_) -> bytes:
+  said = (pathlib.Path.home() / ".config/pcmanfm/default/desktop-items-0.conf").read_text(errors="replace")
+  named = re.search(r"^wallpaper=(.+)$", said, re.MULTILINE)
+  if named is None or "wallpaper_mode=color" in said or not os.path.isfile(named[1]):
+    raise Said(404, {"error": "the desktop shows no picture"})
+  return pathlib.Path(named[1]).read_bytes()
+
+
+def post_list_directory(request) -> dict:
+  path = expand(request.json()["path"])
+  if not path.is_dir():
+    raise Said(400, {"error": f"{path} is not a directory"})
+
+  def below(at: pathlib.Path) -> dict:
+    if at.is_dir() and not at.is_symlink():
+      return {"type": "directory", "name": at.name, "children": [below(p) for p in sorted(at.iterdir())]}
+    return {"type": "file", "name": at.name}
+
+  return {"directory_tree": below(path)}
+
+
+def post_file(request) -> bytes:
+  form = request.form()
+  if "file_path" not in form:
+    raise Said(400, {"error": "file_path is required"})
+  path = expand(form["file_path"])
+  if not path.is_file():
+    raise Said(404, {"error": f"{path}: no such file"})
+  return path.read_bytes()
+
+
+def post_execute(request) -> dict:
+  return execute(request.json())
+
+
+def post_execute_with_verification(request) -> dict:
+  return execute_verified(request.json())
+
+
+def post_launch(request) -> str:
+  asked = request.json()
+  command, shell = asked["command"], bool(asked.get("shell", False))
+  try:
+    subprocess.Popen(
+      words(command, shell), shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+      start_new_session=True, cwd=os.path.expanduser("~"),
+    )  # fmt: skip
+  except OSError as error:
+    raise Said(500, {"status": "error", "message": str(error)}) from None
+  return f"{command} launched successfully"
+
+
+def post_upload(request) -> str:
+  parts = request.parts()
+  if "file_path" not in parts or "file_data" not in parts:
+    raise Said(400, {"error": "file_path and file_data are required"})
+  path = expand(parts["file_path"].decode())
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(parts["file_data"])
+  return f"File Uploaded: {len(parts['file_data'])} bytes"
+
+
+def post_download_file(request) -> str:
+  asked = request.json()
+  path = expand(asked["path"])
+  path.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    with urllib.request.urlopen(asked["url"], timeout=60) as source:
+      path.write_bytes(source.read())
+  except (OSError, ValueError) as error:
+    raise Said(500, f"Failed to download {asked['url']}: {error}") from None
+  return "File downloaded successfully"
+
+
+def post_open_file(request) -> str:
+  path = expand(request.json()["path"])
+  if not path.exists():
+    raise Said(404, f"File not found: {path}")
+  subprocess.Popen(
+    ["xdg-open", str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+  )
+  until = time.monotonic() + WINDOW_SECONDS
+  while time.monotonic() < until:
+    for name in (path.name, path.stem):
+      if (window := SCREEN.find(name)) is not None:
+        SCREEN.tell(window, "_NET_ACTIVE_WINDOW")
+        return "File opened and window activated successfully"
+    time.sleep(0.25)
+  raise Said(500, f"no window of {path.name} within {WINDOW_SECONDS:g} seconds")
+
+
+def tell_window(request, what: str) -> str:
+  asked = request.json()
+  window = SCREEN.find(asked["window_name"], bool(asked.get("strict", False)), bool(asked.get("by_class", False)))
+  if window is None:
+    raise Said(404, f"no window {asked['window_name']!r}")
+  SCREEN.tell(window, what)
+  return "done"
+
+
+def post_activate_window(request) -> str:
+  return tell_window(request, "_NET_ACTIVE_WINDOW")
+
+
+def post_close_window(request) -> str:
+  return tell_window(request, "_NET_CLOSE_WINDOW")
+
+
+def post_change_wallpaper(request) -> str:
+  path = expand(request.json()["path"])
+  if not path.is_file():
+    raise Said(404, f"File not found: {path}")
+  done = run(["pcmanfm", "--set-wallpaper", str(path), "--wallpaper-mode", "stretch"], False, 30.0)
+  if done["returncode"]:
+    raise Said(500, done["error"])
+  return "Wallpaper changed successfully"
+
+
+def post_run_python(request) -> dict:
+  done = run_script([sys.executable, "-c", request.json()["code"]], None, 30.0, merged=False)
+  return done | {"return_code": done["returncode"], "message": "", "need_more": False}
+
+
+def post_run_bash_script(request) -> dict:
+  asked = request.json()
+  return run_script(["bash", "-c", asked["script"]], asked.get("working_dir"), float(asked.get("timeout") or 100), merged=True)
+
+
+NAMES = ("screenshot", "accessibility", "terminal", "platform", "cursor_position")
+ROUTES = {("GET", "/" + name): globals()[f"get_{name}"] for name in NAMES}
+NAMES = ("screen_size", "window_size", "desktop_path", "wallpaper", "list_directory", "file", "execute", "execute_with_verification")
+NAMES += ("run_python", "run_bash_script")
+ROUTES |= {("POST", "/" + name): globals()[f"post_{name}"] for name in NAMES}
+NAMES = ("execute", "execute_with_verification", "launch", "upload", "download_file", "open_file", "activate_window", "close_window")
+ROUTES |= {("POST", "/setup/" + name): globals()[f"post_{name}"] for name in (*NAMES, "change_wallpaper")}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+
+  def log_message(self, *args) -> None:
+    """Requests are not logged."""
+
+  def json(self) -> dict:
+    return json.loads(self.sent or b"{}")
+
+  def form(self) -> dict[str, str]:
+    if "multipart" in self.headers.get("Content-Type", ""):
+      return {name: value.decode() for name, value in self.parts().items()}
+    return dict(urllib.parse.parse_qsl(self.sent.decode(), keep_blank_values=True))
+
+  def parts(self) -> dict[str, bytes]:
+    """The named parts of a multipart body."""
+    mark = re.search(r'boundary="?([^";]+)', self.headers.get("Content-Type", ""))
+    out = {}
+    for part in self.sent.split(b"--" + mark[1].encode())[1:-1] if mark else []:
+      head, _, body = part.partition(b"\r\n\r\n")
+      if named := re.search(rb'[; ]name="([^"]*)"', head):
+        out[named[1].decode()] = body.removesuffix(b"\r\n")
+    return out
+
+  def do_GET(self) -> None:
+    self.sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    route = ROUTES.get((self.command, urllib.parse.urlsplit(self.path).path))
+    try:
+      if route is None:
+        raise Said(404, {"error": f"there is no {self.command} {self.path}"})
+      status, said = 200, route(self)
+    except Said as answer:
+      status, said = answer.status, answer.said
+    except Exception as error:  # noqa: BLE001 - a request that fails must be answered, and the server goes on
+      status, said = 500, {"status": "error", "message": f"{type(error).__name__}: {error}"}
+    self.answer(status, said)
+
+  do_POST = do_GET
+
+  def answer(self, status: int, said) -> None:
+    body, kind = (said, "application/octet-stream") if isinstance(said, bytes) else (None, "")
+    if body is None:
+      body, kind = (said.encode(), "text/plain") if isinstance(said, str) else (json.dumps(said).encode(), "application/json")
+    self.send_response(status)
+    self.send_header("Content-Type", kind)
+    self.send_header("Content-Length", str(len(body)))
+    self.send_header("Connection", "close")
+    self.end_headers()
+    self.wfile.write(body)
+    self.close_connection = True
+
+
+class Server(http.server.ThreadingHTTPServer):
+  daemon_threads = True
+
+
+if __name__ == "__main__":
+  SCREEN = Screen()
+  Server(("0.0.0.0", PORT), Handler).serve_forever()
