@@ -20,19 +20,12 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-import xml.etree.ElementTree as ET
+
+import accessible
 
 PORT = 5000
 COMMAND_SECONDS = 120.0
 WINDOW_SECONDS = 90.0  # for a file that was opened to have its window
-MOST_DEPTH, MOST_NODES = 50, 10_000
-SPACES = {
-  "st": "https://accessibility.ubuntu.example.org/ns/state", "attr": "https://accessibility.ubuntu.example.org/ns/attributes",
-  "cp": "https://accessibility.ubuntu.example.org/ns/component", "txt": "https://accessibility.ubuntu.example.org/ns/text",
-  "val": "https://accessibility.ubuntu.example.org/ns/value", "act": "https://accessibility.ubuntu.example.org/ns/action",
-}  # fmt: skip
-for prefix, name in SPACES.items():
-  ET.register_namespace(prefix, name)
 
 
 class Said(Exception):
@@ -121,104 +114,21 @@ class Screen:
     return shown
 
 
-# -- accessibility
-
-
-def atspi():
-  import gi
-
-  gi.require_version("Atspi", "2.0")
-  from gi.repository import Atspi, GLib
-
-  return Atspi, GLib.Error
-
-
-def node_of(found, budget: list[int], depth: int = 0) -> ET.Element | None:
-  """One accessible and all below it, as OSWorld writes it: the role is the tag."""
-  Atspi, Gone = atspi()
-  budget[0] -= 1
-  if budget[0] < 0 or depth > MOST_DEPTH:
-    return None
-  try:
-    role = re.sub(r"[^A-Za-z0-9-]+", "-", found.get_role_name() or "unknown").strip("-") or "unknown"
-    node = ET.Element(role, {"name": found.get_name() or ""})
-    states = found.get_state_set()
-    for state in states.get_states():
-      node.set(f"{{{SPACES['st']}}}{state.value_nick}", "true")
-    if found.get_component_iface() is not None and states.contains(Atspi.StateType.SHOWING):
-      box = found.get_component_iface().get_extents(Atspi.CoordType.SCREEN)
-      node.set(f"{{{SPACES['cp']}}}screencoord", str((box.x, box.y)))
-      node.set(f"{{{SPACES['cp']}}}size", str((box.width, box.height)))
-    if (text := found.get_text_iface()) is not None:
-      node.text = clean(text.get_text(0, text.get_character_count()))
-    if (value := found.get_value_iface()) is not None:
-      node.set(f"{{{SPACES['val']}}}value", str(value.get_current_value()))
-    for index in range(min(found.get_child_count(), 1024)):
-      child = found.get_child_at_index(index)
-      below = None if child is None else node_of(child, budget, depth + 1)
-      if below is not None:
-        node.append(below)
-    return node
-  except Gone:  # the application ended, or does not answer
-    return None
-
-
-def clean(text: str) -> str:
-  return "".join(c for c in text or "" if c in "\n\t" or c >= " ").replace("\ufffc", "")
-
-
-def tree() -> str:
-  """All applications as XML."""
-  Atspi, _ = atspi()
-  top, budget = ET.Element("desktop-frame", {"name": "main"}), [MOST_NODES]
-  desktop = Atspi.get_desktop(0)
-  for index in range(desktop.get_child_count()):
-    application = desktop.get_child_at_index(index)
-    below = None if application is None else node_of(application, budget)
-    if below is not None:
-      top.append(below)
-  return ET.tostring(top, encoding="unicode")
-
-
-def terminal_text() -> str | None:
-  """What the terminal shows, None if none is open."""
-  Atspi, Gone = atspi()
-  desktop, left = Atspi.get_desktop(0), [MOST_NODES]
-
-  def look(found):
-    left[0] -= 1
-    try:
-      if found is None or left[0] < 0:
-        return None
-      if found.get_role() == Atspi.Role.TERMINAL and found.get_state_set().contains(Atspi.StateType.SHOWING):
-        text = found.get_text_iface()
-        return clean(text.get_text(0, text.get_character_count())).rstrip()
-      told = (look(found.get_child_at_index(i)) for i in range(found.get_child_count()))
-      return next((text for text in told if text is not None), None)
-    except Gone:
-      return None
-
-  return look(desktop)
-
-
 # -- commands
 
 
-def words(command, shell: bool):
-  """What subprocess wants: a line for the shell, or words with ~ for home."""
-  if isinstance(command, str) and not shell:
-    command = shlex.split(command)
-  if not shell:
-    command = [os.path.expanduser(word) if word.startswith("~/") else word for word in command]
-  elif not isinstance(command, str):
-    command = " ".join(command)
-  return command
+def words(command, shell: bool) -> list[str]:
+  """What is to be run: a line by the guest's shell, or words with ~ for home."""
+  if shell:
+    return ["/bin/sh", "-c", command if isinstance(command, str) else " ".join(command)]
+  split = shlex.split(command) if isinstance(command, str) else command
+  return [os.path.expanduser(word) if word.startswith("~/") else word for word in split]
 
 
 def run(command, shell: bool, seconds: float) -> dict:
   """Runs to the end; what it started goes with it when it takes too long."""
   started = subprocess.Popen(
-    words(command, shell), shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    words(command, shell), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     errors="replace", start_new_session=True, cwd=os.path.expanduser("~"),
   )  # fmt: skip
   try:
@@ -275,11 +185,11 @@ def get_screenshot(_) -> bytes:
 
 
 def get_accessibility(_) -> dict:
-  return {"AT": tree()}
+  return {"AT": accessible.tree()}
 
 
 def get_terminal(_) -> dict:
-  text = terminal_text()
+  text = accessible.terminal_text()
   if text is None:
     raise Said(500, {"status": "error", "message": "no terminal is open"})
   return {"output": text, "status": "success"}
@@ -358,7 +268,7 @@ def post_launch(request) -> str:
   command, shell = asked["command"], bool(asked.get("shell", False))
   try:
     subprocess.Popen(
-      words(command, shell), shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+      words(command, shell), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
       start_new_session=True, cwd=os.path.expanduser("~"),
     )  # fmt: skip
   except OSError as error:
@@ -484,7 +394,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
       status, said = 200, route(self)
     except Said as answer:
       status, said = answer.status, answer.said
-    except Exception as error:  # noqa: BLE001 - a request that fails must be answered, and the server goes on
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:  # what a request that makes no sense comes to
       status, said = 500, {"status": "error", "message": f"{type(error).__name__}: {error}"}
     self.answer(status, said)
 
