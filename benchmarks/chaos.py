@@ -1,10 +1,11 @@
 """A whole run on computers that break: what it costs, what it learns from, and whether anything is lost, scored wrongly or left behind.
 
-  python -m benchmarks.chaos [--episodes=500] [--out=runs/chaos]
+  python -m benchmarks.chaos [--of=workers --of=episodes] [--episodes=500] [--out=runs/chaos]
 
-Two runs of train.py from one copied policy, with worker processes whose steps take a second, as those of a desktop do: one in peace, one
-in which a tenth of the episodes kill their worker, 5% hang it, 5% raise, 2% show a black screen and 2% half a one; that one is itself
-killed (-9) once and resumed.
+Runs of train.py from one copied policy, with worker processes whose steps take a second, as those of a desktop do: one in peace, the
+others in chaos, each itself killed (-9) once and resumed. In chaos of=workers a tenth of the workers are killed before the run is over, 5%
+hang and 5% raise; of=episodes is far harsher, it breaks the same shares of the episodes. In both 2% of the episodes show a black screen and
+2% half a one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from absl import app, flags
 from core.metrics import read_jsonl
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CHAOS = {"die": 0.10, "hang": 0.05, "throw": 0.05, "black": 0.02, "cut": 0.02}
+WORKERS, SCREENS = {"die": 0.10, "hang": 0.05, "throw": 0.05}, {"black": 0.02, "cut": 0.02}
 GROUPS, TRIES = 4, 8
 
 
@@ -97,7 +98,9 @@ def main(argv: list[str]) -> None:
   copied = out / "copied"
   finish(start(copied, ["practice.updates=0", *common[3:], "copy.updates=300"]), copied)
   rates = {}
-  for name, broken in (("peace", {}), ("chaos", CHAOS)):
+  worker_share = {"workers": FLAGS.slots / FLAGS.episodes, "episodes": 1.0}  # a worker plays episodes / slots of them
+  for name in ("peace", *FLAGS.of):
+    broken = {} if name == "peace" else {kind: chance * worker_share[name] for kind, chance in WORKERS.items()} | SCREENS
     workdir = out / name
     knobs = [f"copy.start={copied}", *common, *(f"env.faults.{kind}={chance}" for kind, chance in broken.items())]
     run, starts = start(workdir, knobs), {0}
@@ -119,13 +122,15 @@ def main(argv: list[str]) -> None:
     left = 0 if gone(run.pid) else len(workers_of(run.pid))
     print(f"{name}: {len(rows)} episodes, {sum(broke.values())} attempts broke {dict(broke.most_common())}, {len(given_up)} given up, "
           f"{wrong} of them scored; {rates[name]:.0f} episodes a minute; workers left: {left}", flush=True)  # fmt: skip
-  lost = 100 * (1 - rates["chaos"] / rates["peace"])
-  print(f"throughput lost to chaos: {lost:.0f}%; every update's books added up, or the run would have ended")
+  for name in FLAGS.of:
+    print(f"throughput lost to chaos of {name}: {100 * (1 - rates[name] / rates['peace']):.0f}%")
+  print("every update's books added up, or the runs would have ended")
 
 
 FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
+  flags.DEFINE_multi_enum("of", ["workers", "episodes"], ["workers", "episodes"], "What the shares are of.")
   flags.DEFINE_integer("episodes", 500, "Episodes of each run.", lower_bound=64)
   flags.DEFINE_integer("slots", 24, "Worker processes.", lower_bound=2)
   flags.DEFINE_float("step_seconds", 1.0, "What a step takes; slow episodes take twice that.", lower_bound=0.05)
