@@ -7,7 +7,7 @@ CONFIG ?= configs/osworld.py
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: train desktop test test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
+.PHONY: train desktop test test-long test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
 
 train: .venv/train
 	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
@@ -16,7 +16,10 @@ desktop: .venv/test
 	$(BIN)/python -m tools.build_desktop $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest -m "not parity and not real" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not parity and not real and not long" -n 2 --dist loadfile $(ARGS)
+
+test-long: .venv/test
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-parity: .venv/parity
 	$(BIN)/python -m pytest -m parity $(ARGS)

@@ -35,7 +35,7 @@ def practised(copied, workdir, monkeypatch, credit) -> float:
   return 100 * (evaluate.measure(run, learner["states"]["policy"].params, evaluate.HELD_OUT, 2, "after").success - before)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_practice_learns_from_its_pushes_and_not_without_them(copied, tmp_path, monkeypatch):
   rng = np.random.default_rng(0)
 

@@ -180,11 +180,11 @@ SHORT = {"agent.store": 400, "agent.critic_minibatch": 32, "agent.critic_epochs"
 
 
 @pytest.mark.parametrize("name", ["ppo", "webrl"])
-def test_critics_references_and_stored_episodes_resume_bit_for_bit(tmp_path, monkeypatch, name):
-  """Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries."""
+def test_critics_references_and_stored_episodes_resume_bit_for_bit(straight, tmp_path, monkeypatch, name):
+  """From the policy that another run copied. Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries."""
   defaults = find("agents", name).defaults()
   own = {k: v for k, v in (TINY | SHORT).items() if k.startswith("agent.") and k.removeprefix("agent.") in defaults}
-  shared = {k: v for k, v in TINY.items() if not k.startswith("agent.")} | {"practice.groups": 4, "env.popup_chance": 0.0}
+  shared = {k: v for k, v in TINY.items() if not k.startswith("agent.")} | {"practice.groups": 4, "copy.start": straight, "eval.every": 0}
   argv = lambda workdir: ["train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}",
                           *(f"--config.{k}={v}" for k, v in (shared | own).items())]  # fmt: skip
   assert train.main(argv(tmp_path / "straight")) == 0

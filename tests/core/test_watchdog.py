@@ -152,6 +152,7 @@ with dog(0.5) as d:
 
 SLOW_COMPILE = """
 import jax, numpy
+jax.config.update("jax_enable_compilation_cache", False)  # the second test would be handed what the first compiled
 from jax._src import compiler
 real = compiler.backend_compile_and_load
 def slow(*args, **kwargs):
