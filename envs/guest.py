@@ -8,6 +8,7 @@ ever sent twice: whether a request that went unanswered was carried out is not k
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import http.client
 import json
 import secrets
@@ -45,10 +46,11 @@ class CommandTimeout(GuestFault):
 
 
 class Reply(NamedTuple):
-  """status: HTTP's; body: as it came."""
+  """status: HTTP's; body: as it came; date: the guest's clock, as the head of an answer tells it."""
 
   status: int
   body: bytes
+  date: str = ""
 
 
 class Ran(NamedTuple):
@@ -122,12 +124,12 @@ class Guest:
     return reply.body if reply.status == 200 else None
 
   def clock(self, seconds: float | None = None) -> float:
-    """The guest's idea of the time, seconds since 1970."""
-    ran = self.execute(["date", "+%s.%N"], seconds=seconds)
+    """The guest's idea of the time, whole seconds since 1970."""
+    date = self._ask("GET", "/platform", seconds).date
     try:
-      return float(ran.output)
+      return email.utils.parsedate_to_datetime(date).timestamp()
     except ValueError:
-      raise GuestFault(f"{self}: date said {ran.output!r:.100} {ran.error!r:.100}") from None
+      raise GuestFault(f"{self}/platform: its answer is dated {date!r:.100}, wanted HTTP's Date") from None
 
   # -- what is done
 
@@ -269,7 +271,7 @@ class Guest:
         raise http.client.IncompleteRead(got, response.length)
       if late.is_set():
         raise TimeoutError
-      return Reply(response.status, got)
+      return Reply(response.status, got, response.headers.get("Date", ""))
     except (OSError, http.client.HTTPException) as error:
       if late.is_set() or isinstance(error, TimeoutError) or time.monotonic() >= until:
         raise GuestHung(f"{self}{route} did not answer within {seconds:g} s") from None

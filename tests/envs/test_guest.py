@@ -124,11 +124,21 @@ def test_commands(scripted):
   assert guest.execute_with_verification("ls", {"window_exists": "x"}) is None
 
 
-def test_the_clock_is_read(scripted):
-  scripted.answers = {"/execute": (200, {"status": "success", "output": "1767607200.250\n", "error": "", "returncode": 0})}
-  assert scripted.guest.clock() == 1767607200.25
-  scripted.answers["/execute"] = (200, {"status": "success", "output": "", "error": "no date", "returncode": 1})
-  with pytest.raises(GuestFault, match="no date"):
+def test_the_clock_is_what_the_head_of_an_answer_says(scripted):
+  def dated(date):
+    def answer(handler):
+      handler.send_response_only(200)
+      handler.send_header("Date", date)
+      handler.send_header("Content-Length", "5")
+      handler.end_headers()
+      handler.wfile.write(b"Linux")
+
+    return answer
+
+  scripted.answers = {"/platform": dated("Mon, 05 Jan 2026 10:00:07 GMT")}
+  assert scripted.guest.clock() == 1767607200 + 7  # date -u -d '2026-01-05 10:00' +%s
+  scripted.answers = {"/platform": dated("yesterday")}
+  with pytest.raises(GuestFault, match="dated 'yesterday'"):
     scripted.guest.clock()
 
 
