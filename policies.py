@@ -46,7 +46,7 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
   how = {name: knobs[name] for name in ("steps", "stop", "on_load", "burst", "images_kept")} | {"chunks": chunks}
   sessions_lib.check(policy, slots, spans, temperature=1.0, most=0, **how)
   return lambda temperature: SessionSampler(
-    policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, **how
+    policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, warm=knobs.warm, **how
   )
 
 

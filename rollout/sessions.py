@@ -31,18 +31,20 @@ class SessionSampler:
   of turn does; stop_ids: ids that do; most: tokens an action may have, 0 = the policy's; on_load: "keep" caches that older weights
   filled, within their own session, or "rebuild" them before the next token; frozen_tower: image features outlive a load; burst: tokens of
   prefill after which those that write get their turn; images_kept: features kept on the device; base: parameters that are never loaded
-  again, where what is loaded joins them (`policy.join`).
+  again, where what is loaded joins them (`policy.join`); warm: the first prompt compiles every program before it is read.
   """
 
   def __init__(
     self, policy: Policy, slots: int, spans: Sequence[int], *, chunks: Sequence[int] = (32, 128, 512), steps: int = 8,
     temperature: float = 1.0, stop: Sequence[str] = (), stop_ids: Sequence[int] = (), most: int = 0, on_load: str = "keep",
     frozen_tower: bool = False, burst: int = 4096, images_kept: int = 64, base: Any = None,
+    warm: bool = False,
   ):  # fmt: skip
     check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept)
     self.policy, self.temperature, self.stop, self.on_load, self.burst = policy, temperature, tuple(stop), on_load, burst
     self.frozen_tower, self.images_kept, self.most = frozen_tower, images_kept, most or policy.max_action
     self.engine = Engine(policy, slots, spans, chunks, steps, (policy.tokenizer.eos_id, *stop_ids), temperature)
+    self._cold = warm
     self._base = None if base is None else self.engine.own(base)
     self.slots: list[Slot] = []  # made by the first prompt, which says how many axes positions have
     self.sessions: dict[Hashable, Session] = {}
@@ -106,6 +108,8 @@ class SessionSampler:
     fit into the cache, or the session is asking already; nothing changes then."""
     known = self.sessions.get(session) or Session(session)
     self._refuse(known, prompt)
+    if self._cold:
+      self.warm_up(prompt)
     if not self.slots:
       axes, places = prompt.positions.shape[0], self.engine.spans[-1]
       zeros = lambda *shape: np.zeros(shape, np.int32)
@@ -163,7 +167,7 @@ class SessionSampler:
     self._swap()
     for session in self.sessions.values():
       session.slot = None
-    self.slots = []
+    self.slots, self._cold = [], False
     self.engine.warm_up(self.weights.params, prompt.images, prompt.positions.shape[0])
 
   # -- weights
@@ -360,6 +364,7 @@ def defaults() -> ml_collections.ConfigDict:
       "on_load": "keep",  # caches that older weights filled; or "rebuild" them
       "burst": 4096,  # tokens of prefill after which those that write get their turn
       "images_kept": 64,  # features of screenshots on the device
+      "warm": True,  # compile every program before the first episode, not where one first needs it
       "int8": False,  # the sampler's weights as int8, a scale a row: lighter, and no longer the learner's (policy/mismatch_kl)
     }
   )

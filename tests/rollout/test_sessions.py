@@ -336,9 +336,13 @@ def test_a_session_that_outgrows_the_cache_is_told_before_anything_is_lost(text)
   assert [o.tokens.tolist() for o in again] == [o.tokens.tolist() for o in outs]
 
 
-def test_nothing_compiles_after_the_warm_up(policy, params):
-  s = sampler(policy, params, **OTHER)
-  s.warm_up(Game(policy, 1).prompt())
+@pytest.mark.parametrize("by", ["hand", "knob"])
+def test_nothing_compiles_after_the_warm_up(policy, params, by):
+  s = sampler(policy, params, warm=by == "knob", temperature=0.9 if by == "knob" else 0.8, **OTHER)  # programs of its own
+  if by == "hand":
+    s.warm_up(Game(policy, 1).prompt())
+  else:
+    s.act([Game(policy, 1).prompt()], key(1, 0)[None])
   before = s.engine.compiled
   play(s, range(1, 8), STEPS)
   s.load(Weights(served.weights(policy, 1), 2))
