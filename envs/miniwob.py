@@ -17,7 +17,7 @@ import time
 import ml_collections
 
 from core.schema import SUCCESS, Episode, Limits, Task
-from envs import miniwob_scripts, web
+from envs import miniwob_scripts, scripted, web
 from envs.canary import Canary, do_nothing, known_good
 from envs.errors import ResetFailed
 from envs.loopback import Files, Served
@@ -188,7 +188,7 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
 def solve(env: web.WebEnv, task: Task) -> Episode:
   """The scripted solution of one task, played in the browser."""
   texts = miniwob_scripts.texts(env, task.goal, task.params["page"], env.cfg.grammar)
-  return miniwob_scripts.play(env, task, texts, "miniwob/1")
+  return scripted.play(env, task, texts, "miniwob/1")
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:

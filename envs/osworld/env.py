@@ -22,7 +22,7 @@ from envs.osworld.files import Files
 from envs.osworld.getters import GETTERS, Looking
 from envs.osworld.hand import Hand
 from envs.osworld.lease import Lease
-from envs.osworld.setup import Setup
+from envs.osworld.setup import Setup, values_of
 from envs.referees import Judge
 
 DESKTOP = ("click", "left_double", "right_single", "drag", "scroll", "hotkey", "type", "wait")  # what Machine.act does by itself
@@ -155,9 +155,7 @@ class OSWorldEnv(gym.Env):
   # -- its score
 
   def _setup(self) -> Setup:
-    width, height = self.machine.size
-    values = {"CLIENT_PASSWORD": self.cfg.password, "SCREEN_WIDTH": str(width), "SCREEN_HEIGHT": str(height)}
-    values |= {"SCREEN_WIDTH_HALF": str(width // 2), "SCREEN_HEIGHT_HALF": str(height // 2)}
+    values = values_of(tuple(self.machine.size), self.cfg.password)
     return Setup(self.machine.guest, self.files, self.lease, values, self.hand.uploads, self.cfg.step_seconds, self.cfg.window_seconds)
 
   def _verdict(self, gave_up: bool) -> scoring.Score:

@@ -24,6 +24,13 @@ class StepFailed(Exception):
   """A step did not do what it says. One line."""
 
 
+def values_of(size: tuple[int, int], password: str) -> dict[str, str]:
+  """What placeholders of commands stand for. size: (width, height) of the screen."""
+  width, height = size
+  halves = {"SCREEN_WIDTH_HALF": str(width // 2), "SCREEN_HEIGHT_HALF": str(height // 2)}
+  return {"CLIENT_PASSWORD": password, "SCREEN_WIDTH": str(width), "SCREEN_HEIGHT": str(height)} | halves
+
+
 class Setup:
   """Runs steps in one guest. values: of placeholders; step_seconds: of one step; window_seconds: until a window is there."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import ml_collections
 
 from core.schema import Episode, Limits, Task
-from envs import miniwob_scripts, web
+from envs import miniwob_scripts, scripted, web
 from envs.canary import Canary, do_nothing, known_good
 from envs.errors import ResetFailed
 from envs.miniwob_scripts import Move, find
@@ -199,7 +199,7 @@ def texts(env: web.WebEnv, task: Task) -> Iterator[str]:
 
 def solve(env: web.WebEnv, task: Task) -> Episode:
   """The scripted solution of one task, played in the browser."""
-  return miniwob_scripts.play(env, task, texts(env, task), "shop/1")
+  return scripted.play(env, task, texts(env, task), "shop/1")
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:

@@ -73,7 +73,8 @@ def task_file(family: str, seed: int) -> dict:
   config = [{"type": "download", "parameters": {"files": uploads}}] if uploads else []
   return {
     "id": name, "snapshot": app, "instruction": spec.instruction, "source": VERSION, "config": [*config, *spec.config], "trajectory": "",
-    "related_apps": [app], "evaluator": spec.evaluator, "proxy": False, "fixed_ip": False, "possibility_of_env_change": "low",
+    "related_apps": [app], "evaluator": spec.evaluator, "warm": list(spec.warm), "proxy": False, "fixed_ip": False,
+    "possibility_of_env_change": "low",
   }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ def _writer(name: str, paragraphs: list[str], instruction: str, runs: list[list]
     fetched(f"{DOCUMENTS}/{name}", "practice_document_runs", {"expected": runs}),
     script + saved,
     {name: (f"{DOCUMENTS}/{name}", data)},
+    keys("ctrl home", "space", "backspace", "ctrl s") if saved == SAVED else (),
   )
 
 

@@ -14,13 +14,15 @@ URL = "practice://tasks/"  # files of these tasks; env.mirrors need not name it
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """files: name -> content, each uploaded to its place. script: what solves it, in the desktop grammar, its end left out."""
+  """files: name -> content, each uploaded to its place. script: what solves it, in the desktop grammar, its end left out. warm: what is
+  done before a saved start of the task is taken (env.start=task), so that the first save of an office program is behind it."""
 
   instruction: str
   config: tuple[dict, ...]
   evaluator: dict[str, Any]
   script: tuple[str, ...]
   files: dict[str, tuple[str, bytes]] = dataclasses.field(default_factory=dict)  # name -> (where in the guest, content)
+  warm: tuple[str, ...] = ()
 
 
 def launch(*command: str) -> dict:
