@@ -142,7 +142,7 @@ def real(cfg) -> bool:
   """Whether the computers are real ones. ValueError where what is given for them does not fit."""
   if cfg.env.computer.split("/")[0] == "sim":
     if cfg.env.image:
-      hint = "use configs/android.py:real" if cfg.env.computer == "sim/phone" else "leave it empty: real desktops are not built yet"
+      hint = f"use configs/{'android' if cfg.env.computer == 'sim/phone' else 'osworld'}.py:real"
       raise ValueError(f"env.image is {cfg.env.image}, but {cfg.env.computer} is simulated: {hint}")
     return False
   if cfg.env.image and "image" not in find("envs", cfg.env.computer.split("/")[0]).defaults():
@@ -153,13 +153,17 @@ def real(cfg) -> bool:
     raise ValueError(
       f"env.judge.seconds is {cfg.env.judge.seconds:g}, wanted less than pool.deadlines.evaluate ({cfg.pool.deadlines.evaluate:g})"
     )
+  if "settle_window" in cfg.env and (slowest := cfg.env.settle_most + cfg.env.call_seconds) >= cfg.pool.deadlines.settle:
+    raise ValueError(
+      f"pool.deadlines.settle is {cfg.pool.deadlines.settle:g}, wanted more than env.settle_most + env.call_seconds ({slowest:g})"
+    )
   if "load_seconds" in cfg.env and (slowest := cfg.env.settle_most + cfg.env.call_seconds) >= cfg.pool.deadlines.settle:
     raise ValueError(
       f"pool.deadlines.settle is {cfg.pool.deadlines.settle:g}, wanted more than env.settle_most + env.call_seconds ({slowest:g}): the "
       "browser's own deadline for a last screenshot comes first"
     )
   devices, wanted = [d for d in cfg.env.image.split(",") if d.strip()], cfg.practice.slots + cfg.pool.spares
-  if devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
+  if cfg.env.computer.startswith("android/") and devices and not devices[0].strip().startswith("avd:") and len(devices) < wanted:
     raise ValueError(f"env.image names {len(devices)} devices, practice.slots + pool.spares is {wanted}: every worker has one of its own")
   return True
 
@@ -267,7 +271,7 @@ def banner(cfg: ml_collections.ConfigDict, workdir) -> str:
       f"practice: {cfg.name}, agent {agent.name}, seed {cfg.seed}, workdir {workdir}",
       f"environment: {cfg.env.computer}, {(cfg.env.image or 'real') if real(cfg) else 'simulated'}, {cfg.practice.slots} "
       + (f"worker processes ({cfg.pool.backend}), {mode(cfg)}" if cfg.practice.workers else f"in this process, {mode(cfg)}")
-      + ("" if real(cfg) else " (real phones: configs/android.py:real --config.env.image=...; real desktops are not built yet)"),
+      + ("" if real(cfg) else " (real ones: --config.env.image=..., with configs/android.py a phone, with configs/osworld.py a desktop)"),
       f"policy: {policy(cfg)}",
       *([f"sampler: {len(cfg.sampler.endpoints)} servers, {cfg.sampler.dialect}"] if cfg.sampler.endpoints else []),
       f"tries a task {agent.group_size}, age limit {cfg.practice.max_age}, temperature {cfg.practice.temperature}"

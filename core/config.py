@@ -91,6 +91,9 @@ def load_config(argv: Sequence[str], define: Define | None = None) -> tuple[Conf
   spec = _config_spec(argv)
   file, _, arg = spec.partition(":")
   config, modes = _read_config(file, arg)
+  if modes.get("real") is False and "real=" not in arg and _gives_image(argv):  # an image makes it real: the mode brings what that wants
+    argv = [_with_mode(a, spec, f"{spec}{',' if arg else ':'}real") for a in argv]
+    config, modes = _read_config(file, f"{arg},real" if arg else "real")
   for key in _override_keys(argv):
     _check_key(key, config, modes, file)
   config_flags.DEFINE_config_file("config", None, "Config file, with modes after a colon.", flag_values=values, sys_argv=argv)
@@ -293,6 +296,21 @@ def _config_spec(argv: list[str]) -> str:
   if early:
     raise ConfigError(f"{early[0]} stands before --config={found[0][1]}; put --config first")
   return found[0][1]
+
+
+def _gives_image(argv: list[str]) -> bool:
+  """Whether the command line names an image of the environment: --config.env.image=X or --config.env.image X, X not empty."""
+  for i, a in enumerate(argv):
+    found = re.fullmatch(r"--?config\.env\.image(?:=(.*))?", a, re.DOTALL)
+    if found and (found[1] if found[1] is not None else (argv[i + 1] if i + 1 < len(argv) else "")):
+      return True
+  return False
+
+
+def _with_mode(argument: str, spec: str, new: str) -> str:
+  """An argument of the command line, with the config's modes replaced if it is the one that names the config."""
+  named = re.fullmatch(r"(--?config=)" + re.escape(spec), argument)
+  return new if argument == spec else named[1] + new if named else argument
 
 
 def _read_config(file: str, arg: str) -> tuple[ConfigDict, dict[str, Any]]:

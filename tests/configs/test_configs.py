@@ -245,3 +245,16 @@ def test_the_config_of_a_run_that_stands_is_its_own_and_what_came_later_has_its_
   (tmp_path / "config.json").write_text(json.dumps(record))
   with pytest.raises(ValueError, match="has no name: another version wrote it"):
     base.saved(tmp_path)
+
+
+def test_an_image_makes_a_config_real():
+  """--config.env.image=X chooses the mode "real", with the defaults and workers that it brings; modes given stay; an empty one chooses none."""
+  load = lambda *argv: config_lib.load_config(["train.py", *argv])[0]
+  made = load("--config=configs/osworld.py:agent=gspo", "--config.env.image=debian", "--config.env.steps=3")
+  assert (made.env.computer, made.agent.name, made.practice.workers, made.env.steps) == ("osworld/desktop", "gspo", True, 3)
+  assert base.real(made) and "osworld/desktop, debian, 4 worker processes" in base.banner(made, "runs/x")
+  assert load("--config", "configs/android.py", "--config.env.image", "emulator-5554").env.computer == "android/phone"
+  for argv in (["--config=configs/osworld.py"], ["--config=configs/osworld.py", "--config.env.image="]):
+    assert load(*argv).env.computer == "sim/desktop"
+  with pytest.raises(ValueError, match="pool.deadlines.settle"):
+    base.real(load("--config=configs/osworld.py:real", "--config.env.image=x", "--config.pool.deadlines.settle=5.0"))

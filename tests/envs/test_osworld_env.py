@@ -4,6 +4,7 @@ of the metrics."""
 import dataclasses
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from core.schema import SUCCESS, Action, Limits, Task
-from envs import judges
+from envs import judges, processes
 from envs.errors import CheckerFailed, ResetFailed
 from envs.guest import GuestHung
 from envs.osworld import checker as checker_lib
@@ -425,7 +426,8 @@ def test_a_metric_that_no_alarm_reaches_is_ended_from_outside(foreign, monkeypat
   monkeypatch.setattr(checker_lib, "SPARE", 0.3)
   program = foreign.program(True)
   began = time.monotonic()
-  program.popen.send_signal(19)  # SIGSTOP: as deaf as one that hangs in a library of C
+  for pid, start in [(program.popen.pid, None), *processes.family(program.popen.pid)]:
+    processes.send(pid, start, signal.SIGSTOP)  # as deaf as one that hangs in a library of C
   with pytest.raises(CheckerFailed, match="did not end in time"):
     foreign.seconds = 0.2
     foreign.metric("loud", 1, 1, {}, True)

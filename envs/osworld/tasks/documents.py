@@ -11,6 +11,10 @@ FORMULAS = (
   "H2O", "CO2", "CH4", "NH3", "SO2", "N2O", "NO2", "O3", "O2", "H2S", "SO3", "PH3", "CS2", "BF3", "HNO3", "TiO2", "SiO2", "Cl2O", "H2CO",
   "FeS2", "ZnI2", "MgF2", "CaC2", "NaN3", "PbO2", "MnO2",
 )  # fmt: skip
+PAIRS = (
+  "H2O2", "N2O4", "C2H6", "C2H4", "P4S3", "B2H6", "N2H4", "S2F2", "N2O5", "P2O5", "C6H6", "C4H8", "C3H8", "C3H6", "C5H8", "C2N2", "P2H4",
+  "C2F4", "N2F4", "N2F2", "O2F2", "S4N4", "C6H8", "B4H8",
+)  # fmt: skip
 POWERS = ("x2", "y3", "a4", "b5", "z2", "n3", "m2", "r3", "t4", "k5", "c2", "s3", "v6", "p7", "q8", "w9")
 WORDS = ("river", "garden", "winter", "market", "island", "bridge", "candle", "forest", "harbour", "mountain", "village", "window")
 ADDED = ("The rest follows tomorrow.", "Please answer soon.", "All of it was checked.", "Nobody has objected.", "More is to come.")
@@ -68,7 +72,7 @@ def writer_superscript(rng: random.Random) -> Spec:
 
 def writer_two_subscripts(rng: random.Random) -> Spec:
   """Both digits of a formula whose last letter is followed by the second one."""
-  text = rng.choice(("H2O2", "N2O4", "C2H6", "C2H4", "P4S3", "B2H6", "N2H4", "S2F2", "N2O5", "P2O5", "C6H6", "C4H8"))
+  text = rng.choice(PAIRS)
   first, second = text[:2], text[2:]
   runs = [[[first[0], []], [first[1], ["subscript"]], [second[0], []], [second[1], ["subscript"]]]]
   script = keys("ctrl home", "right", "shift right", "ctrl shift b", "right", "right", "shift right", "ctrl shift b")
