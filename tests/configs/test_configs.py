@@ -248,7 +248,7 @@ def test_the_config_of_a_run_that_stands_is_its_own_and_what_came_later_has_its_
 
 
 def test_an_image_makes_a_config_real():
-  """--config.env.image=X chooses the mode "real", with the defaults and workers that it brings; modes given stay; an empty one chooses none."""
+  """--config.env.image=X chooses the mode "real" and the defaults that it brings; modes given stay; an empty one chooses none."""
   load = lambda *argv: config_lib.load_config(["train.py", *argv])[0]
   made = load("--config=configs/osworld.py:agent=gspo", "--config.env.image=debian", "--config.env.steps=3")
   assert (made.env.computer, made.agent.name, made.practice.workers, made.env.steps) == ("osworld/desktop", "gspo", True, 3)

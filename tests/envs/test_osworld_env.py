@@ -2,7 +2,6 @@
 of the metrics."""
 
 import dataclasses
-import json
 import os
 import signal
 import stat
@@ -11,7 +10,6 @@ import time
 
 import gymnasium as gym
 import ml_collections
-import numpy as np
 import pytest
 
 from core.schema import SUCCESS, Action, Limits, Task
@@ -477,41 +475,3 @@ def test_an_interpreter_that_has_none_is_one_line(tmp_path):
   made.close()
   with pytest.raises(CheckerFailed, match="env.evaluator"):
     checker_lib.Checker(str(tmp_path)).metric("vlc", 1, 1, {}, True)
-
-
-# ---- our own tasks
-
-
-@pytest.mark.parametrize("family", tasks.FAMILIES)
-def test_every_family_makes_tasks_that_are_read_and_told_apart(family, tmp_path):
-  practised, kept = tasks.seeds(family, 4, False), tasks.seeds(family, 2, True)
-  assert len(practised) == 4 and len(kept) == 2 and not set(practised) & set(kept)
-  there = at_hand.Hand(Files([f"{tasks.URL}={tmp_path}"]))
-  for seed in (*practised[:2], kept[0]):
-    said = json.loads(json.dumps(tasks.task_file(family, seed)))
-    file = taskfile.parse(said, said["id"])
-    tasks.write_files(tmp_path, family, seed)
-    assert at_hand.why_not(file, there) == "" and tasks.task_file(family, seed) == said
-    assert tasks.script_of(family, seed)[-1] == DONE and len(tasks.script_of(family, seed)) <= 15
-
-
-def test_there_are_24_families_or_more_of_every_kind():
-  kinds = {family.partition("_")[0] for family in tasks.FAMILIES}
-  assert len(tasks.FAMILIES) >= 24 and kinds == {"text", "shell", "files", "settings", "writer", "calc"}
-  assert {"writer_subscript", "writer_subscript_docx", "writer_two_subscripts", "writer_superscript"} <= tasks.FAMILIES.keys()
-
-
-def test_office_files_are_what_office_libraries_read(tmp_path):
-  openpyxl, docx = pytest.importorskip("openpyxl"), pytest.importorskip("docx")
-  from envs.osworld.tasks import office
-
-  (tmp_path / "a.xlsx").write_bytes(office.xlsx([["a", 1], [None, "<b> & c"]]))
-  assert [[c.value for c in row] for row in openpyxl.load_workbook(tmp_path / "a.xlsx")["Sheet1"].rows] == [["a", 1], [None, "<b> & c"]]
-  (tmp_path / "a.docx").write_bytes(office.docx([" H2O", "<x>"]))
-  assert [p.text for p in docx.Document(tmp_path / "a.docx").paragraphs] == [" H2O", "<x>"]
-  assert office.odt(["x"]) == office.odt(["x"]) and office.odt(["x"]) != office.odt(["y"])
-
-
-def test_a_frame_of_the_double_is_not_black(desktop):
-  frame, rested = DoubleMachine(desktop).settle()
-  assert rested and frame.dtype == np.uint8 and frame.any()
