@@ -62,6 +62,8 @@ class Program:
   """One such process. folder: the only one that it may write; python: its interpreter; theirs: desktop-env's metrics, else ours."""
 
   def __init__(self, folder: str, python: str, theirs: bool, memory: int, sandbox: str):
+    python = os.path.expanduser(python)
+    python = os.path.abspath(shutil.which(python) or python)  # it runs in another folder; a virtual environment's link stays one
     argv = [python, "-u", str(PROGRAM), str(memory), *([] if theirs else [str(ROOT)])]
     why = can_enclose() if sandbox != "off" else ""
     if why and sandbox == "on":

@@ -122,7 +122,7 @@ def hand(cfg: ml_collections.ConfigDict) -> at_hand.Hand:
   """What is at hand; starts env.evaluator once, if there is one."""
   found = (frozenset(), frozenset())
   if cfg.evaluator:
-    found = at_hand.foreign(os.path.expanduser(cfg.evaluator), cfg.check_memory_mb << 20, cfg.sandbox)
+    found = at_hand.foreign(cfg.evaluator, cfg.check_memory_mb << 20, cfg.sandbox)
   return at_hand.Hand(WithOwn(cfg), *found, cfg.password, cfg.uploads)
 
 
