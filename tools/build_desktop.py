@@ -152,9 +152,9 @@ def build(args, packages: list[str], folder: pathlib.Path, progress: Progress) -
 
 def edit_a_file(machine: Machine) -> bool:
   """Known-good: a double-click on an icon, all of it replaced by typing, saved."""
-  path, (before, _) = "/home/user/Desktop/memo.txt", machine.settle()
+  path, before = "/home/user/Desktop/memo.txt", rest(machine)
   machine.guest.upload(path, b"Monday\n")
-  icon = np.argwhere((machine.settle()[0] != before).any(-1))  # what is new on the screen
+  icon = np.argwhere((rest(machine) != before).any(-1))  # what is new on the screen
   if not len(icon):
     return False
   top, left = icon.min(0)
@@ -163,18 +163,17 @@ def edit_a_file(machine: Machine) -> bool:
   machine.press(["ctrl", "a"])
   machine.type(MEMO)
   machine.press(["ctrl", "s"])
-  machine.settle()
+  rest(machine)
   return machine.guest.file(path) == MEMO.encode()
 
 
 def write_a_letter(machine: Machine) -> bool:
   """Known-good: Writer is started, a line typed and saved as a document."""
-  machine.guest.execute(["mkdir", "-p", "/home/user/Documents"])
   machine.guest.launch(["libreoffice", "--norestore", "--writer"])
   wait_for(machine, "Writer")
   machine.type("H2O")
   machine.press(["ctrl", "s"])
-  machine.settle()
+  rest(machine)
   machine.press(["ctrl", "a"])
   machine.type("/home/user/Documents/letter.odt\n")
   wait_for(machine, "letter.odt")
@@ -182,14 +181,19 @@ def write_a_letter(machine: Machine) -> bool:
   return letter is not None and b"H2O" in zipfile.ZipFile(io.BytesIO(letter)).read("content.xml")
 
 
-def wait_for(machine: Machine, title: str, seconds: float = 120.0) -> None:
-  """Until a window of that title is there and the screen is at rest."""
-  until = time.monotonic() + seconds
+def rest(machine: Machine) -> np.ndarray:
+  """The screen once it is at rest, which on a busy machine can take as long as a boot."""
+  return machine.settle(machine.cfg.boot_seconds)[0]
+
+
+def wait_for(machine: Machine, title: str) -> None:
+  """Until a window of that title is in front and the screen is at rest."""
+  until = time.monotonic() + machine.cfg.boot_seconds
   while not machine.guest.activate_window(title):
     if time.monotonic() > until:
-      raise ValueError(f"no window {title!r} within {seconds:g} s")
-    time.sleep(0.5)
-  machine.settle(30.0)
+      raise ValueError(f"no window {title!r} within {machine.cfg.boot_seconds:g} s")
+    time.sleep(2.0)  # every question costs the guest a twentieth of a second
+  rest(machine)
 
 
 def verify(folder: pathlib.Path, cfg, size: str, progress: Progress) -> None:
