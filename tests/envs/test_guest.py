@@ -112,7 +112,7 @@ def test_commands(scripted):
   guest.launch("mousepad", shell=True)
   bodies = [json.loads(body) for *_, body in scripted.asked]
   assert (bodies[0]["command"], bodies[0]["shell"]) == (["ls", "-l"], False) and 0 < bodies[0]["timeout"] < 5.0
-  assert bodies[4] == {"command": "mousepad", "shell": True} and bodies[3] == {"code": "1"}
+  assert bodies[4] == {"command": "mousepad", "shell": True} and bodies[3]["code"] == "1" and 0 < bodies[3]["timeout"] < 5.0
   scripted.answers["/execute"] = (500, {"status": "error", "message": "Command 'sleep' timed out after 3 seconds"})
   with pytest.raises(CommandTimeout, match="timed out after 3"):
     guest.execute("sleep 9", shell=True)
@@ -120,6 +120,12 @@ def test_commands(scripted):
   with pytest.raises(GuestFault, match="no such file") as raised:
     guest.execute(["nothing"])
   assert not isinstance(raised.value, CommandTimeout)
+  scripted.answers["/run_python"] = (500, {"status": "error", "message": "Execution timeout: Code took too long", "output": None})
+  with pytest.raises(CommandTimeout, match="too long"):
+    guest.run_python("while True: pass")
+  scripted.answers["/run_bash_script"] = (500, {"status": "error", "output": "Script timed out", "error": "", "returncode": -1})
+  with pytest.raises(CommandTimeout, match="timed out"):
+    guest.run_bash("sleep 9")
   scripted.answers["/execute_with_verification"] = (500, {"status": "verification_failed"})
   assert guest.execute_with_verification("ls", {"window_exists": "x"}) is None
 
@@ -206,4 +212,4 @@ def test_waiting_ends_when_the_server_answers_and_with_the_last_fault_when_it_do
   assert len(scripted.asked) == 2
   scripted.answers["/platform"] = (503, b"not yet")
   with pytest.raises(GuestFault, match="not yet"):
-    scripted.guest.wait(0.1, every=0.02)
+    scripted.guest.wait(0.5, every=0.1)

@@ -343,7 +343,8 @@ def post_change_wallpaper(request) -> str:
 
 
 def post_run_python(request) -> dict:
-  done = run_script([sys.executable, "-c", request.json()["code"]], None, 30.0, merged=False)
+  asked = request.json()
+  done = run_script([sys.executable, "-c", asked["code"]], None, float(asked.get("timeout") or 30.0), merged=False)
   return done | {"return_code": done["returncode"], "message": "", "need_more": False}
 
 
