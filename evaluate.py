@@ -33,6 +33,7 @@ from absl import flags
 import policies
 from configs import base
 from core import config as config_lib
+from core import mesh as mesh_lib
 from core import stats
 from core.checkpoint import Checkpointer
 from core.find import find
@@ -123,8 +124,8 @@ class World(NamedTuple):
   canaries: Any  # canaries() -> scripted episodes with a known score, for worker processes
   sampler: Callable  # sampler(temperature) -> a sampler of this process without weights
   real: bool = False  # the computers are real: all there are belong to practice, and pop-ups come as they come
-  start: Callable | None = None  # start(key) -> parameters; None: policy.init's
-  base: Callable = lambda: None
+  start: Callable | None = None  # start(key, mesh) -> parameters; None: policy.init's
+  base: Callable = lambda mesh=None: None
   env: Any = None
 
 
@@ -241,6 +242,7 @@ def score(rows: Sequence[Mapping[str, Any]], protocol: Protocol, version: int, t
 
 def tried(trainer: Any, weights: Weights, protocol: Protocol, tries: int) -> list[Episode]:
   """`run` in a run of train.py (its Run): on its worker processes, where it has some."""
+  weights = Weights(mesh_lib.local(weights.params, trainer.mesh), weights.version)
   cfg, through = trainer.cfg, trainer.try_on if trainer.cfg.practice.workers else None
   return run(trainer.world, weights, protocol, tries, cfg.seed, cfg.practice.slots, trainer.clock, through)
 

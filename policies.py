@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import ml_collections
 
+from core import learner as learner_lib
+from core import mesh as mesh_lib
 from models.base import Policy
 from models.chat import SPACE_OF
 from rollout import sessions as sessions_lib
@@ -63,5 +65,9 @@ def begun(run: Any, abstract: bool = False) -> Any:
   key, learner = jax.random.key(run.cfg.seed), partial(run.learner, copying=True)
   fresh = lambda key: learner(run.policy.init(key))
   if abstract:
-    return jax.eval_shape(fresh, key)
-  return jax.jit(fresh)(key) if run.world.start is None else jax.jit(learner, donate_argnums=0)(run.world.start(key))
+    shapes = jax.eval_shape(fresh, key)
+    return shapes if run.mesh.size == 1 else mesh_lib.placed(shapes, run.mesh)
+  if run.world.start is None:
+    return learner_lib.compiled(fresh, key, run.mesh)(key)
+  params = run.world.start(key, run.mesh)
+  return learner_lib.compiled(learner, params, run.mesh, donate_argnums=0)(params)

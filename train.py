@@ -16,9 +16,7 @@ from contextlib import closing
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import evaluate
 import policies
@@ -26,14 +24,16 @@ from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
 from core import learner as learner_lib
+from core import mesh as mesh_lib
 from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
+from core.learner import make_score, make_update
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
 from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, useful_share
 from core.session import Session
-from core.state import Batch, Scores, TrainState, Weights
+from core.state import Batch, Weights
 from core.stop import EXIT_STOPPED, Stop, StopSignals, leave
 from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
@@ -56,59 +56,6 @@ from rollout.taskgen import Evolution
 BROKEN = (StreamBroken, PoolExhausted, SamplerDown, BadSample)  # what ends a run from outside: saved, and may be tried again
 
 
-def make_score(policy, temperature: float = 1.0):
-  """score(params, frozen, batch) -> Scores: log-probability and entropy of every action token, by the path that also samples.
-
-  frozen: parameters that do not move: of another model, for critics that read one, or those that the policy's adapters join."""
-  tempered = {} if temperature == 1.0 else {"temperature": temperature}
-
-  def score(params, frozen, batch: Batch) -> Scores:
-    params = params if frozen is None else policy.join(frozen, params)
-    features = policy.encode_images(params, batch.images)
-    hidden = policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
-    return Scores(*policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions, **tempered))
-
-  return score
-
-
-def make_update(score, loss, optimiser, leash: float = 0.0):
-  """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
-
-  batches: micro-batches, whose sums and counts are added before the one division. leash: weight of a copying term on `demo`, a
-  batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is not finite, or whose mask left
-  nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted ("skipped", "empty").
-  """
-
-  def summed(params, frozen, batch):
-    total, metrics = loss(score(params, frozen, batch), batch)
-    return total.sum, (total.count, metrics)
-
-  def copied(params, frozen, demo):
-    return leash * copy_loss(score(params, frozen, demo), demo)[0].mean()
-
-  @partial(jax.jit, donate_argnums=0)
-  def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
-    parts = [jax.value_and_grad(summed, has_aux=True)(state.params, frozen, batch) for batch in batches]
-    counted = sum(count for (_, (count, _)), _ in parts)
-    count = jnp.maximum(counted, 1e-9)
-    value = sum(total for (total, _), _ in parts) / count
-    grads = jax.tree.map(lambda *g: sum(g) / count, *(g for _, g in parts))
-    metrics = {name: sum((m[name] for (_, (_, m)), _ in parts[1:]), start=parts[0][0][1][1][name]) for name in parts[0][0][1][1]}
-    if leash:
-      more, pull = jax.value_and_grad(copied)(state.params, frozen, demo)
-      value, grads = value + more, jax.tree.map(jnp.add, grads, pull)
-    norm = optax.tree.norm(grads)
-    good = jnp.isfinite(value) & jnp.isfinite(norm)
-    grads = jax.tree.map(lambda g: jnp.where(good, g, 0.0), grads)
-    step, opt_state = optimiser.update(grads, state.opt_state, state.params)
-    new = TrainState(optax.apply_updates(state.params, step), opt_state, state.updates + 1, jnp.zeros_like(state.skipped))
-    old, empty = dataclasses.replace(state, skipped=jnp.where(good, state.skipped, state.skipped + 1)), counted == 0
-    state = jax.tree.map(lambda a, b: jnp.where(good & ~empty, a, b), new, old)
-    return state, metrics | {"loss": value, "grad_norm": norm, "skipped": state.skipped, "empty": empty}
-
-  return update
-
-
 class Run:
   """What a run holds. `learner`, beside it, is what is learnt: {"states": {"policy" and each critic: TrainState}, "frozen": {}}."""
 
@@ -119,11 +66,14 @@ class Run:
     self.agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
     self.critics = {key: critic.build(kind, cfg.critic, self.policy) for key, kind in self.agent.critics.items()}
     self.scores = {"policy": make_score(self.policy, cfg.practice.temperature)} | {key: c.score for key, c in self.critics.items()}
-    self.jitted = {key: jax.jit(score) for key, score in self.scores.items()}
+    self.mesh = mesh_lib.make(cfg.mesh)
+    mesh_lib.check_heads(self.mesh, self.policy.heads, self.policy.kv_heads)
+    self.put, self.base = partial(mesh_lib.put, mesh=self.mesh), partial(self.world.base, self.mesh)
+    self.jitted = {key: learner_lib.jitted(score, self.mesh) for key, score in self.scores.items()}
     policies.check_critics(cfg, self.critics)
     self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
     sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (cfg.copy.batch, cfg.practice.leash_batch) if self.copies else ())
-    shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens)
+    shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens, **mesh_lib.multiples(self.mesh))
     self.timers, self.compiles, self.alarms = Timers(), CompileCounter(), Alarms(cfg.alarms)
     self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants)
     self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
@@ -169,7 +119,7 @@ class Run:
     return learner_lib.begin(params, optimiser, self.critics, bool(self.agent.reference), self.cfg.seed)
 
   def asked(self, learner: dict) -> dict:
-    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted, self.world.base())
+    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted, self.base(), self.put)
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
@@ -181,14 +131,14 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Supervised fine-tuning on demonstrations, in which things go right."""
   knobs, facts, states = run.cfg.copy, run.facts, learner["states"]
   optimiser, schedule = run.optimiser("policy", copying=True)
-  update = make_update(make_score(run.policy), copy_loss, optimiser)
+  update = make_update(make_score(run.policy), copy_loss, optimiser, mesh=run.mesh, like=states["policy"])
   progress = Progress("copying", knobs.updates, facts["done"])
   with Metrics(run.workdir / "copying", facts["done"]) as metrics:
     while facts["done"] < knobs.updates:
       if run.stop.asked:
         run.save(learner)
         raise Stop
-      states["policy"], out = update(states["policy"], run.world.base(), (run.feed.draw(demo_items, knobs.batch),), None)
+      states["policy"], out = update(states["policy"], run.base(), (run.put(run.feed.draw(demo_items, knobs.batch)),), None)
       facts["done"] += 1
       run.dog.beat("copying")
       if facts["done"] % 50 == 0 or facts["done"] == knobs.updates:
@@ -208,9 +158,9 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
     said: list[dict] = []
     if run.facts["ready"] or phase.until:
       for batches in run.feed.steps(phase, got, run.asked(learner)):
-        demo = run.feed.draw(demo_items, knobs.leash_batch) if run.leash and phase.params_key == "policy" else None
-        frozen = learner_lib.frozen(learner, run.critics, phase.params_key, run.world.base())
-        states[phase.params_key], out = update(states[phase.params_key], frozen, batches, demo)
+        demo = run.put(run.feed.draw(demo_items, knobs.leash_batch)) if run.leash and phase.params_key == "policy" else None
+        frozen = learner_lib.frozen(learner, run.critics, phase.params_key, run.base())
+        states[phase.params_key], out = update(states[phase.params_key], frozen, tuple(map(run.put, batches)), demo)
         said.append(jax.device_get(out))
         run.dog.beat("training")
         check_finite(said[-1], knobs.max_skipped)
@@ -223,7 +173,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Own tries, graded, compared or judged, pushed up or down, and again under the new weights."""
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
   phases = [(p.params_key, p.loss, run.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
-  updates = [make_update(run.scores[key], loss, run.optimiser(key)[0], leash) for key, loss, leash in phases]
+  updates = [
+    make_update(run.scores[key], loss, run.optimiser(key)[0], leash, copy_loss, mesh=run.mesh, like=states[key])
+    for key, loss, leash in phases
+  ]
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir, run.stop.poll), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
@@ -232,7 +185,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       try:
         with run.timers("publish"):
-          sampler.load(Weights(states["policy"].params, facts["version"]))
+          sampler.load(Weights(mesh_lib.local(states["policy"].params, run.mesh), facts["version"]))
         run.curriculum.drop(list(run.computers.parked))
         got = run.source.gather(
           run.replay, run.agent.select, run.curriculum.next, run.rng, tries=run.curriculum.tries, update=facts["done"],
@@ -307,7 +260,7 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
       with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
         copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
     facts.update({"phase": "practice", "done": 0})
-    learner = jax.jit(partial(run.learner, copying=False))(params)
+    learner = learner_lib.compiled(partial(run.learner, copying=False), params, run.mesh)(params)
     run.save(learner)
   conclude(run, practice(run, demo_items, learner)["states"]["policy"].params)
 

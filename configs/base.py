@@ -8,7 +8,7 @@ import os
 import ml_collections
 
 from core import config as config_lib
-from core import metrics, stop, watchdog
+from core import mesh, metrics, stop, watchdog
 from core.find import find
 from envs import health
 from rollout import curriculum, gate, remote
@@ -73,6 +73,7 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.policy.update(find("models", "checkpoint").defaults())
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
+  cfg.mesh = mesh.defaults()
   cfg.sampler = remote.defaults()
   cfg.sampler.sessions = find("rollout", "sessions").defaults()  # of a checkpoint's sampler
   cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())

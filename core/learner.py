@@ -1,14 +1,106 @@
-"""What is learnt, as one tree: {"states": {"policy" and each critic: TrainState}, "frozen": {copies of the policy that stay behind}}."""
+"""What is learnt, as one tree: {"states": {"policy" and each critic: TrainState}, "frozen": {copies of the policy that stay behind}}; and
+the two jitted functions over it, `score` and `update`, on one device or split over a mesh (core/mesh.py)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from core.state import TrainState
+from core import mesh as mesh_lib
+from core.state import Batch, Scores, TrainState
+
+
+def make_score(policy, temperature: float = 1.0):
+  """score(params, frozen, batch) -> Scores: log-probability and entropy of every action token, by the path that also samples.
+
+  frozen: parameters that do not move: of another model, for critics that read one, or those that the policy's adapters join."""
+  tempered = {} if temperature == 1.0 else {"temperature": temperature}
+
+  def score(params, frozen, batch: Batch) -> Scores:
+    params = params if frozen is None else policy.join(frozen, params)
+    features = policy.encode_images(params, batch.images)
+    hidden = policy.forward(params, batch.tokens, batch.positions, batch.segment_ids, features, batch.image_slot)
+    return Scores(*policy.token_logprobs(params, hidden, batch.tokens, batch.is_action, batch.row_actions, **tempered))
+
+  return score
+
+
+def jitted(score: Callable, mesh: Mesh) -> Callable:
+  """score, compiled for a mesh; what it returns is on every device."""
+  if mesh.size == 1:
+    return jax.jit(score)
+
+  def on_mesh(params, frozen, batch):
+    with mesh_lib.use(mesh):
+      return score(params, frozen, batch)
+
+  return jax.jit(on_mesh, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def make_update(
+  score, loss, optimiser, leash: float = 0.0, leash_loss: Callable | None = None, *, mesh: Mesh | None = None, like: Any = None
+):  # fmt: skip
+  """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
+
+  batches: micro-batches, whose sums and counts are added, in float32 and one after another, before the one division. leash: weight of
+  the mean of `leash_loss` on `demo`, a batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is
+  not finite, or whose mask left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted
+  ("skipped", "empty"). mesh: of more than one device: states like `like` (anything with its shapes) come and go as core/mesh.py splits
+  them, batches come as mesh.put puts them, numbers go to every device.
+  """
+
+  def summed(params, frozen, batch):
+    total, metrics = loss(score(params, frozen, batch), batch)
+    return total.sum, (total.count, metrics)
+
+  def pulled(params, frozen, demo):
+    return leash * leash_loss(score(params, frozen, demo), demo)[0].mean()
+
+  def part(params, frozen, batch):
+    (value, (count, metrics)), grads = jax.value_and_grad(summed, has_aux=True)(params, frozen, batch)
+    return value, count, metrics, jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads)
+
+  def added(params, frozen, batches):
+    if len(batches) == 1:
+      return part(params, frozen, batches[0])
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, params, frozen, batches[0]))
+    add = lambda sums, batch: (jax.tree.map(jnp.add, sums, part(params, frozen, batch)), None)
+    return jax.lax.scan(add, zero, stacked)[0]
+
+  def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
+    value, counted, metrics, grads = added(state.params, frozen, batches)
+    count = jnp.maximum(counted, 1e-9)
+    value, grads = value / count, jax.tree.map(lambda g: g / count, grads)
+    if leash:
+      more, pull = jax.value_and_grad(pulled)(state.params, frozen, demo)
+      value, grads = value + more, jax.tree.map(jnp.add, grads, pull)
+    norm = optax.tree.norm(grads)
+    good = jnp.isfinite(value) & jnp.isfinite(norm)
+    grads = jax.tree.map(lambda g: jnp.where(good, g, 0.0), grads)
+    step, opt_state = optimiser.update(grads, state.opt_state, state.params)
+    new = TrainState(optax.apply_updates(state.params, step), opt_state, state.updates + 1, jnp.zeros_like(state.skipped))
+    old, empty = dataclasses.replace(state, skipped=jnp.where(good, state.skipped, state.skipped + 1)), counted == 0
+    state = jax.tree.map(lambda a, b: jnp.where(good & ~empty, a, b), new, old)
+    return state, metrics | {"loss": value, "grad_norm": norm, "skipped": state.skipped, "empty": empty}
+
+  if mesh is None or mesh.size == 1:
+    return jax.jit(update, donate_argnums=0)
+
+  def on_mesh(*args):
+    with mesh_lib.use(mesh):
+      return update(*args)
+
+  states = mesh_lib.shardings(like, mesh)
+  return jax.jit(
+    on_mesh, donate_argnums=0, in_shardings=(states, None, None, None), out_shardings=(states, NamedSharding(mesh, PartitionSpec()))
+  )
 
 
 def begin(params: Any, optimiser: Callable[[str], Any], critics: Mapping[str, Any], reference: bool, seed: int) -> dict:
@@ -22,6 +114,13 @@ def begin(params: Any, optimiser: Callable[[str], Any], critics: Mapping[str, An
   return {"states": states, "frozen": {name: jax.tree.map(jnp.copy, params) for name in kept}}
 
 
+def compiled(make: Callable, given: Any, mesh: Mesh, **how) -> Callable:
+  """jax.jit(make), whose result (a learner) lies as core/mesh.py says. given: what it will be called with, or its shapes; how: for jit."""
+  if mesh.size > 1:
+    how["out_shardings"] = mesh_lib.shardings(jax.eval_shape(make, given), mesh)
+  return jax.jit(make, **how)
+
+
 def frozen(learner: dict, critics: Mapping[str, Any], key: str, base: Any = None) -> Any:
   """The parameters that the model of this key reads without moving them. base: the policy's, where adapters to it are learnt."""
   if key == "policy":
@@ -30,12 +129,13 @@ def frozen(learner: dict, critics: Mapping[str, Any], key: str, base: Any = None
 
 
 def asked(
-  needs: Collection[str], learner: dict, critics: Mapping[str, Any], scores: Mapping[str, Callable], base: Any = None
-) -> dict[str, Callable]:
+  needs: Collection[str], learner: dict, critics: Mapping[str, Any], scores: Mapping[str, Callable], base: Any = None,
+  put: Callable = lambda batch: batch,
+) -> dict[str, Callable]:  # fmt: skip
   """What an algorithm needs to know of every episode before it gives credit, as functions of a batch. scores: of each key; base: see
-  `frozen`."""
+  `frozen`; put: what brings a batch to the devices."""
   states = learner["states"]
-  ask = lambda key, params, name: lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), batch), name)
+  ask = lambda key, params, name: lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), put(batch)), name)
   policies = {"old_logp": states["policy"].params, "ref_logp": learner["frozen"].get("reference")}
   offers = {need: ("policy", params, "logp") for need, params in policies.items()}
   heads = {"value_logit": "critic", "step_value": "critic", "task_value": "instruction"}

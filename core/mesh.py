@@ -110,6 +110,14 @@ def blocks(mesh: Mesh) -> int:
   return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def multiples(mesh: Mesh) -> dict[str, int]:
+  """What a host's batches must be multiples of (core.pack.shape_for). On a TPU a device's part of a shared row is a multiple of 128,
+  which its attention kernel wants."""
+  context, tensor = mesh.shape["context"], mesh.shape["tensor"]
+  lanes = 128 if context > 1 and mesh.devices.flat[0].platform == "tpu" else 1
+  return {"blocks": blocks(mesh) // jax.process_count(), "tokens_multiple": context * lanes, "images_multiple": context * tensor}
+
+
 def describe(mesh: Mesh) -> str:
   """One line for a run's banner."""
   kind = mesh.devices.flat[0].device_kind
@@ -215,18 +223,25 @@ def put(batch: Any, mesh: Mesh) -> Any:
   return jax.tree.map(one, batch, batch_shardings(shapes, mesh), shapes)
 
 
+def local(params: Any, mesh: Mesh) -> Any:
+  """Parameters of a learner on this process's first device, where its sampler is: gathered leaf by leaf."""
+  if mesh.size == 1:
+    return params
+  return jax.tree.map(lambda x: jax.device_put(x, jax.local_devices()[0]), params)
+
+
 # ---- inside a step
 
 
 def use(mesh: Mesh) -> Any:
-  """A context in which `constrain` and attention know of the mesh; nothing where it has one device."""
-  return jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+  """Inside a jitted function: where `constrain` and attention know of the mesh. Nothing where it has one device."""
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh.size > 1 else contextlib.nullcontext()
 
 
 def current() -> Any:
-  """The mesh of the step that is being traced, or None: outside of `use`, or on one device."""
+  """The mesh of the step that is being traced, or None: outside of `use`, on one device, or inside a shard_map."""
   mesh = jax.sharding.get_abstract_mesh()
-  return None if mesh.empty or mesh.size == 1 or mesh.axis_names != AXES else mesh
+  return mesh if mesh.axis_names == AXES and mesh.size > 1 and mesh.are_all_axes_auto else None
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:

@@ -31,7 +31,9 @@ class PackItem:
 
 @dataclasses.dataclass(frozen=True)
 class PackShape:
-  """The one shape a run compiles for. rows x row_tokens tokens, room for `images` images, `episodes` episodes and steps."""
+  """The one shape a run compiles for. rows x row_tokens tokens, room for `images` images, `episodes` episodes and steps. blocks: parts
+  that the rows are split into; row_images: the most images of a row where there are several, so that a block's rows find room in its
+  part of the images (0 = any)."""
 
   rows: int
   row_tokens: int
@@ -40,6 +42,8 @@ class PackShape:
   tokens_per_image: int
   row_actions: int
   steps: int = 0  # 0: as many as episodes, which holds where a record is one step
+  blocks: int = 1
+  row_images: int = 0
 
   def __post_init__(self):
     object.__setattr__(self, "steps", self.steps or self.episodes)
@@ -104,46 +108,60 @@ def number(episodes: list[list[PackItem]]) -> list[PackItem]:
 
 def shape_for(
   records: int, longest: int, most_actions: int, row_tokens: int, images_per_record: int, tokens_per_image: int,
-  steps_per_record: int = 1,
+  steps_per_record: int = 1, blocks: int = 1, tokens_multiple: int = 1, images_multiple: int = 1,
 ) -> PackShape:  # fmt: skip
-  """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix. row_tokens 0: `longest`."""
-  row_tokens = row_tokens or longest
+  """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix. row_tokens 0: `longest`.
+
+  blocks: equal parts that rows, images and episodes are split into; tokens_multiple: of a row, images_multiple: of a part's images.
+  What is added for them is padding."""
+  row_tokens = row_tokens or -(-longest // tokens_multiple) * tokens_multiple
   if longest > row_tokens:
     raise ValueError(f"pack.row_tokens is {row_tokens}: the longest record of this policy has {longest} tokens")
+  if row_tokens % tokens_multiple:
+    raise ValueError(f"pack.row_tokens is {row_tokens}, wanted a multiple of {tokens_multiple}: a row is shared by mesh.context devices")
+  up = lambda n, multiple: -(-n // multiple) * multiple
   a_row = row_tokens // longest
-  shape = (-(-records // a_row), row_tokens, records * images_per_record, records, tokens_per_image)
-  return PackShape(*shape, row_actions=a_row * most_actions, steps=records * steps_per_record)
+  rows, images, row_images = up(-(-records // a_row), blocks), records * images_per_record, 0
+  if blocks > 1 or images_multiple > 1:
+    row_images = a_row * images_per_record
+    images = blocks * up(rows // blocks * row_images, images_multiple)
+  shape = (rows, row_tokens, images, up(records, blocks), tokens_per_image)
+  return PackShape(*shape, row_actions=a_row * most_actions, steps=records * steps_per_record, blocks=blocks, row_images=row_images)
 
 
 def fit_rows(
-  lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | None = None, row_weight: int | None = None
-) -> list[list[int]]:
-  """First-fit-decreasing: indices per row. weights/row_weight: a second size (action tokens) that must fit as well.
+  lengths: Sequence[int], row_tokens: int, weights: Sequence[int] | None = None, row_weight: int | None = None,
+  images: Sequence[int] | None = None, row_images: int = 0,
+) -> list[list[int]]:  # fmt: skip
+  """First-fit-decreasing: indices per row. weights/row_weight: a second size (action tokens) that must fit as well, images/row_images a
+  third (row_images 0: any number).
 
   Ties keep their order, so the result depends on the input only. Raises when one record is longer than a row.
   """
   weights = weights or [0] * len(lengths)
   row_weight = row_weight if row_weight is not None else max([1, *weights])
+  shown = images if images and row_images else [0] * len(lengths)
   rows: list[list[int]] = []
-  room: list[tuple[int, int]] = []
+  room: list[tuple[int, int, int]] = []
   for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
     if lengths[i] > row_tokens:
       raise ValueError(f"a record has {lengths[i]} tokens, a row takes {row_tokens}: raise pack.row_tokens")
     if weights[i] > row_weight:
       raise ValueError(f"a record has {weights[i]} action tokens, a row takes {row_weight}")
-    r = next((r for r, (t, w) in enumerate(room) if lengths[i] <= t and weights[i] <= w), len(rows))
+    r = next((r for r, (t, w, m) in enumerate(room) if lengths[i] <= t and weights[i] <= w and shown[i] <= m), len(rows))
     if r == len(rows):
       rows.append([])
-      room.append((row_tokens, row_weight))
+      room.append((row_tokens, row_weight, row_images))
     rows[r].append(i)
-    room[r] = room[r][0] - lengths[i], room[r][1] - weights[i]
+    room[r] = room[r][0] - lengths[i], room[r][1] - weights[i], room[r][2] - shown[i]
   return rows
 
 
 def arrange(items: list[PackItem], shape: PackShape) -> list[list[int]]:
   """Rows for a batch of `shape`. Action tokens must fit as well: short records may stand closer than `shape_for` counted on."""
   actions = [int((item.record.is_action & item.learn).sum()) for item in items]
-  return fit_rows([len(item.record) for item in items], shape.row_tokens, actions, shape.row_actions)
+  lengths, images = [len(item.record) for item in items], [len(item.images) for item in items]
+  return fit_rows(lengths, shape.row_tokens, actions, shape.row_actions, images, shape.row_images)
 
 
 def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, blank_image: np.ndarray) -> Batch:
@@ -160,7 +178,7 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
   out |= {name: np.zeros(size, np.float32) for name in names}
   images = np.broadcast_to(blank_image, (shape.images, *blank_image.shape)).copy()
   episode_valid = np.zeros(shape.episodes, bool)
-  used = 0
+  used, part = [0] * shape.blocks, shape.images // shape.blocks
   for r, row in enumerate(rows):
     at = 0
     for segment, index in enumerate(row, start=1):
@@ -179,13 +197,14 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
         raise ValueError(f"an item has {sorted(item.extra)}, others of its batch {names}: all or none")
       for name in names:
         out[name][r, span] = item.extra[name]
+      block = r * shape.blocks // shape.rows
       for place, image in zip(record.image_place, item.images, strict=True):
-        if used >= shape.images:
-          raise ValueError(f"more than {shape.images} images in a batch that was shaped for {shape.images}")
-        images[used] = image
-        slots = np.arange(shape.tokens_per_image) + used * shape.tokens_per_image
+        if used[block] >= part:
+          raise ValueError(f"more than {part} images in a batch that was shaped for {part}")
+        images[block * part + used[block]] = image
+        slots = np.arange(shape.tokens_per_image) + used[block] * shape.tokens_per_image
         out["image_slot"][r, at + place : at + place + shape.tokens_per_image] = slots
-        used += 1
+        used[block] += 1
       if item.episode >= shape.episodes:
         raise ValueError(f"episode index {item.episode} in a batch that holds {shape.episodes} episodes")
       episode_valid[item.episode] = True

@@ -18,10 +18,11 @@ class Batch:
   All [B, L] unless said otherwise. segment_ids: 0 = padding, 1.. = records of the row. episode_id: index into the [E]
   arrays. step_id: unique id of the episode step in the batch. is_action: tokens the policy wrote. behaviour_logp,
   version: as sampled. advantage: f32, the push. image_slot: row of the flat image features [M * tokens per image], -1
-  = none. positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images
-  on the first axis, uint8. episode_valid: [E] bool, False for padding. now: i32 [], the trainer's version. Static:
-  num_episodes, the padded maximum of episodes;
-  num_steps, of its steps; row_actions, the most action tokens that a row may hold, so that the head runs at those places only.
+  = none; on a mesh rows and images come in as many parts (core/mesh.py, blocks), and it counts within the row's own.
+  positions: [P, B, L], P = 1 or 3 (M-RoPE). images: whatever the policy's encoder takes, batched over images on the first
+  axis, uint8. episode_valid: [E] bool, False for padding. now: i32 [], the trainer's version. Static: num_episodes, the
+  padded maximum of episodes; num_steps, of its steps; row_actions, the most action tokens that a row may hold, so that the
+  head runs at those places only.
   """
 
   tokens: jax.Array

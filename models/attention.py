@@ -4,7 +4,8 @@
   chunked   blocks of queries and keys with a running softmax, memory linear in T and S, on any device
   splash    the TPU kernel of jax.experimental.pallas: packed rows only (a query a key), T a multiple of 128
   cudnn     jax.nn.dot_product_attention's fused kernel on NVIDIA GPUs, 16-bit floats, with a mask of T x S bytes a row
-A callable of the same signature is taken as well: what runs a kernel under shard_map is the trainer's to say.
+A callable of the same signature is taken as well. On a mesh (core/mesh.py) every device has its rows, its heads and its share of a row's
+queries, and sees all keys of its rows, which are gathered over the axis context: with few key-value heads they are small.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from core.mesh import ROWS, constrain, current
 from models.layers import attend
 
 DENSE = 2**22  # scores a row and head, up to which all at once is the fastest
@@ -97,19 +101,26 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block: int = 512, interpret: bool = False) -> jax.Array:
   """jax.experimental.pallas' splash attention for packed rows. Padding (segment 0) sees padding, which nothing reads."""
-  length, heads = q.shape[1], q.shape[2]
-  if not visible.packed or length % 128:
-    raise ValueError(f"splash attention wants packed rows of a multiple of 128 tokens, got {length}; use attention='chunked'")
-  size = next(b for b in (block, 256, 128) if length % b == 0)
+  length, mesh = q.shape[1], current()
+  shares, heads = (1, 1) if mesh is None else (mesh.shape["context"], mesh.shape["tensor"])
+  if not visible.packed or length % (128 * shares):
+    raise ValueError(f"splash attention wants packed rows of a multiple of {128 * shares} tokens, got {length}; use attention='chunked'")
+  size = next(b for b in (block, 256, 128) if length // shares % b == 0)
   sizes = splash_kernel.BlockSizes(
     block_q=size, block_kv=size, block_kv_compute=size, block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
     block_q_dq=size, block_kv_dq=size,
   )  # fmt: skip
-  mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((length, length))] * heads)
-  kernel = splash_kernel.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+  mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((length, length), shard_count=shares)] * q.shape[2])
+  kernel = splash_kernel.make_splash_mha(mask, block_sizes=sizes, head_shards=heads, q_seq_shards=shares, interpret=interpret)
   segments = splash_kernel.SegmentIds(visible.query_segment, visible.key_segment)
+  run = lambda kernel, q, k, v, segments: jax.vmap(kernel)(q, k, v, segments)
+  if mesh is not None:
+    part, whole = P(ROWS, "tensor", "context"), P(ROWS, "tensor")
+    spec = kernel.manual_sharding_spec(NamedSharding(mesh, P("tensor", "context")))
+    ids = splash_kernel.SegmentIds(P(ROWS, "context"), P(ROWS))
+    run = jax.shard_map(run, in_specs=(spec, part, whole, whole, ids), out_specs=part, check_vma=False)
   major = lambda a: jnp.swapaxes(a, 1, 2)
-  return major(jax.vmap(kernel)(major(q * q.shape[-1] ** -0.5), major(k), major(v), segments))
+  return major(run(kernel, major(q * q.shape[-1] ** -0.5), major(k), major(v), segments))
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, implementation: str = "cudnn") -> jax.Array:
@@ -124,12 +135,13 @@ def choose(name: str, visible: Visible, dtype) -> str:
   """The backend that "auto" means here: a kernel where the device has one that fits, else all at once or in blocks by size."""
   if name != "auto":
     return name
-  length, size = visible.query_order.shape[1], visible.key_order.shape[1]
-  if jax.default_backend() == "tpu" and visible.packed and length % 128 == 0:
+  length, size, mesh = visible.query_order.shape[1], visible.key_order.shape[1], current()
+  platform = jax.default_backend() if mesh is None else mesh.abstract_device.platform  # a mesh may be of devices that are not here
+  if platform == "tpu" and visible.packed and length % (128 * (1 if mesh is None else mesh.shape["context"])) == 0:
     return "splash"
   if length * size > DENSE:
     return "chunked"
-  return "cudnn" if jax.default_backend() == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
+  return "cudnn" if platform == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
 
 
 def mix(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, attention="auto") -> jax.Array:
@@ -139,4 +151,23 @@ def mix(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, attention="a
   name = choose(attention, visible, q.dtype)
   if name not in BACKENDS:
     raise ValueError(f"attention {name!r}: there are auto, {', '.join(BACKENDS)}")
-  return BACKENDS[name](q, k, v, visible)
+  backend = BACKENDS[name]
+  if current() is None or not visible.packed:
+    return backend(q, k, v, visible)
+  gathered = lambda a: constrain(a, ROWS, None, "tensor", None)
+  if name in ("chunked", "cudnn"):
+    return _spread(backend, q, gathered(k), gathered(v), visible)
+  return backend(q, gathered(k), gathered(v), visible)
+
+
+def _spread(backend, q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
+  """A backend that the compiler cannot split by itself, on each device's rows, heads and queries."""
+  heads, queries, keys = "tensor", P(ROWS, "context"), P(ROWS)
+
+  def run(q, k, v, *seen):
+    return backend(q, k, v, Visible(*seen))
+
+  return jax.shard_map(
+    run, in_specs=(P(*queries, heads), P(*keys, None, heads), P(*keys, None, heads), queries, keys, queries, keys),
+    out_specs=P(*queries, heads), check_vma=False,
+  )(q, k, v, *visible[:4])  # fmt: skip

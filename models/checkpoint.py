@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+from jax.sharding import Mesh
 
+from core import mesh as mesh_lib
 from models import decoder, hf, int8, llama, lora, qwen2_5_vl, qwen3_vl, vision_language
 from models.attention import BACKENDS
 from models.base import Policy
@@ -41,12 +43,13 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 class Checkpoint(NamedTuple):
-  """policy: the model; load(key) -> the parameters that are learnt; base() -> those that are not (None where all are), read once;
-  frozen_tower: image features outlive an update; lighter: the policy, sampling from int8 weights."""
+  """policy: the model; load(key, mesh) -> the parameters that are learnt; base(mesh) -> those that are not (None where all are), read
+  once a mesh; without a mesh, or on one of one device, on the first device. frozen_tower: image features outlive an update; lighter: the
+  policy, sampling from int8 weights."""
 
   policy: Policy
-  load: Callable[[jax.Array], Any]
-  base: Callable[[], Any]
+  load: Callable[..., Any]
+  base: Callable[..., Any]
   frozen_tower: bool
 
   @property
@@ -71,14 +74,20 @@ def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
   policy = VISION.get(model.family, llama).make(cfg, folder, grammar, screen_size)
   tree = leaves(folder)
   hf.locate(folder, tree)
-  whole = functools.partial(hf.load, folder, tree, dtype=cfg.dtype)
+
+  def whole(mesh: Mesh | None = None) -> Any:
+    spread = None if mesh is None or mesh.size == 1 else mesh_lib.shardings(decoder.abstract(tree), mesh)
+    return hf.load(folder, tree, dtype=cfg.dtype, shardings=spread)
+
   if not cfg.lora.rank:
-    return Checkpoint(policy, lambda key: whole(), lambda: None, cfg.freeze_tower)
+    return Checkpoint(policy, lambda key, mesh=None: whole(mesh), lambda mesh=None: None, cfg.freeze_tower)
   adapters = lora.leaves(tree, cfg.lora)
   policy = policy._replace(
     init=functools.partial(decoder.init_leaves, adapters), join=lambda base, params: lora.combine(base, params, cfg.lora)
   )
-  return Checkpoint(policy, jax.jit(policy.init), functools.cache(whole), "visual" not in adapters)
+  begin, read_once = jax.jit(policy.init), functools.cache(whole)
+  base = lambda mesh=None: read_once(mesh) if mesh is not None and mesh.size > 1 else read_once()
+  return Checkpoint(policy, lambda key, mesh=None: begin(key), base, "visual" not in adapters)
 
 
 def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:

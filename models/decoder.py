@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from core.mesh import ROWS, constrain
 from models.attention import Visible, mix, packed
 from models.config import ModelConfig
-from models.layers import head_logprobs, linear, rms_norm, rope_tables, rotate
+from models.layers import features_at, head_logprobs, linear, rms_norm, rope_tables, rotate
 
 REMAT = ("none", "dots", "attention", "full", "offload")
 
@@ -101,23 +102,6 @@ def abstract(tree: dict, dtype=jnp.float32) -> dict:
   return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree, is_leaf=is_leaf)
 
 
-def shardings(tree: dict, mesh: jax.sharding.Mesh, rules: dict[str, str]) -> dict:
-  """A NamedSharding for every Leaf. rules: mesh axis by logical axis (layers, embed, heads, kv_heads, mlp, vocab); those not named
-  are copied. ValueError where an axis does not divide."""
-
-  def one(path, leaf: Leaf):
-    spec = [rules.get(a) if a else None for a in leaf.axes]
-    for size, axis, name in zip(leaf.shape, spec, leaf.axes):
-      if axis is not None and size % mesh.shape[axis]:
-        where = jax.tree_util.keystr(path, simple=True, separator=".")
-        raise ValueError(
-          f"{where}: {name} of {size} cannot be split over {mesh.shape[axis]} devices of mesh axis {axis!r}; change rules[{name!r}]"
-        )
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-
-  return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_leaf)
-
-
 class Vision(NamedTuple):
   """Image features and where they go. embeds [M, D]; deepstack [n, M, D], added after each of the first n layers (n may be 0);
   slot i32 [B, T]: the row that takes the place of a token, -1 = none."""
@@ -129,20 +113,21 @@ class Vision(NamedTuple):
 
 def embed(params: dict, tokens: jax.Array, vision: Vision | None = None) -> jax.Array:
   """Word vectors [..., D] of token ids, image features in their places."""
-  x = params["model"]["embed_tokens"]["weight"][tokens]
+  x = constrain(params["model"]["embed_tokens"]["weight"], "tensor", None)[tokens]
   if vision is None:
     return x
-  return jnp.where((vision.slot >= 0)[..., None], vision.embeds[jnp.maximum(vision.slot, 0)].astype(x.dtype), x)
+  return jnp.where((vision.slot >= 0)[..., None], features_at(vision.embeds, vision.slot).astype(x.dtype), x)
 
 
 def _deepen(x: jax.Array, features: jax.Array, slot: jax.Array) -> jax.Array:
-  return x + jnp.where((slot >= 0)[..., None], features[jnp.maximum(slot, 0)], 0).astype(x.dtype)
+  return x + jnp.where((slot >= 0)[..., None], features_at(features, slot), 0).astype(x.dtype)
 
 
 def _qkv(cfg: ModelConfig, layer: dict, x: jax.Array, turn: tuple) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Queries [B, T, H, d] and keys [B, T, K, d], turned by their positions, and values."""
   a, y = layer["self_attn"], rms_norm(x, layer["input_layernorm"]["weight"], cfg.eps)
-  q, k, v = (linear(a[n], y).reshape(*y.shape[:2], -1, cfg.head_dim) for n in ("q_proj", "k_proj", "v_proj"))
+  heads = lambda n: constrain(linear(a[n], y).reshape(*y.shape[:2], -1, cfg.head_dim), ROWS, "context", "tensor", None)
+  q, k, v = map(heads, ("q_proj", "k_proj", "v_proj"))
   if cfg.qk_norm:
     q, k = rms_norm(q, a["q_norm"]["weight"], cfg.eps), rms_norm(k, a["k_norm"]["weight"], cfg.eps)
   return rotate(q, *turn), rotate(k, *turn), v
@@ -152,7 +137,8 @@ def _finish(cfg: ModelConfig, layer: dict, x: jax.Array, mixed: jax.Array) -> ja
   """The residual stream after attention's output and the gated MLP."""
   x = x + linear(layer["self_attn"]["o_proj"], mixed.reshape(*mixed.shape[:2], -1))
   m, y = layer["mlp"], rms_norm(x, layer["post_attention_layernorm"]["weight"], cfg.eps)
-  return x + linear(m["down_proj"], jax.nn.silu(linear(m["gate_proj"], y)) * linear(m["up_proj"], y))
+  hidden = constrain(jax.nn.silu(linear(m["gate_proj"], y)) * linear(m["up_proj"], y), ROWS, "context", "tensor")
+  return constrain(x + linear(m["down_proj"], hidden), ROWS, "context", None)
 
 
 def remat_body(body, name: str):
@@ -196,7 +182,7 @@ def forward(
       x = jax.lax.cond(i < deep, lambda x: _deepen(x, vision.deepstack[jnp.minimum(i, deep - 1)], vision.slot), lambda x: x, x)
     return x, None
 
-  x = embed(params, tokens, vision)
+  x = constrain(embed(params, tokens, vision), ROWS, "context", None)
   x, _ = jax.lax.scan(remat_body(body, remat), x, (params["model"]["layers"], jnp.arange(cfg.layers)))
   return rms_norm(x, params["model"]["norm"]["weight"], cfg.eps)
 

@@ -143,7 +143,7 @@ def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict |
   """The parameters of a checkpoint folder as nested dicts of jax arrays.
 
   tree: nested dict of decoder.Leaf (decoder.leaves(cfg)). dtype: what to convert to, None keeps the file's. shardings: a tree like it
-  (decoder.shardings), None puts all on the first device. Each process reads what its devices hold, once, a tensor's slice at a time.
+  (core.mesh.shardings), None puts all on the first device. Each process reads what its devices hold, once, a tensor's slice at a time.
   """
   located, spread = locate(folder, tree), by_path(shardings) if shardings is not None else {}
   whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from core import mesh as mesh_lib
+from core.mesh import ROWS, constrain
 from models.config import ModelConfig
 
 
@@ -83,6 +85,26 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
   return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, d)
 
 
+def features_at(features: jax.Array, slot: jax.Array) -> jax.Array:
+  """features [M, D] at rows slot i32 [B, T] (-1: row 0, which nothing reads). On a mesh a row finds its images in its own part of them
+  (core/mesh.py, blocks): no device gathers those of others."""
+  slot, mesh = jnp.maximum(slot, 0), mesh_lib.current()
+  parts = 1 if mesh is None else mesh_lib.blocks(mesh)
+  if parts == 1:
+    return features[slot]
+  features = constrain(features.reshape(parts, -1, features.shape[-1]), ROWS, None, None)
+  found = jax.vmap(lambda part, rows: part[rows])(features, slot.reshape(parts, -1, slot.shape[1]))
+  return constrain(found.reshape(*slot.shape, -1), ROWS, "context", None)
+
+
+def chosen(logp: jax.Array, token: jax.Array) -> jax.Array:
+  """logp [..., V] at token [...]. Where words are split over devices by a masked sum, which gathers nothing."""
+  mesh = mesh_lib.current()
+  if mesh is None or mesh.shape["tensor"] == 1:
+    return jnp.take_along_axis(logp, token[..., None], axis=-1)[..., 0]
+  return jnp.sum(jnp.where(jnp.arange(logp.shape[-1]) == token[..., None], logp, 0.0), axis=-1)
+
+
 def head_logprobs(
   logits, hidden: jax.Array, tokens: jax.Array, mask: jax.Array, most: int, *, chunk: int = 1024, temperature: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
@@ -99,9 +121,9 @@ def head_logprobs(
   before = jnp.where(pick(mask)[..., None], before, 0)  # whatever stands at other places reaches neither value nor gradient
 
   def head(args):
-    h, t = args
-    all_logp = jax.nn.log_softmax(logits(h) / temperature, axis=-1)
-    logp = jnp.take_along_axis(all_logp, t[..., None], axis=-1)[..., 0]
+    h, t = constrain(args[0], ROWS, "context", None), constrain(args[1], ROWS, "context")
+    all_logp = jax.nn.log_softmax(constrain(logits(h), ROWS, "context", "tensor") / temperature, axis=-1)
+    logp = chosen(all_logp, t)
     return jnp.minimum(logp, 0.0), -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
 
   step, places = max(1, chunk // rows), place.shape[1]

@@ -65,6 +65,8 @@ def make(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
     decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, model, token, cache, span=span, **how),
     logits=decoder.logits,
     embed=decoder.embed,
+    heads=model.heads,
+    kv_heads=model.kv_heads,
     screens=chat.screens,
     unstack=decoder.unstack,
     space=chat.space,

@@ -30,7 +30,7 @@ def defaults() -> ml_collections.ConfigDict:
 def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
   """The adapters of a tree of Leaf: lora_a [.., rank, in] and lora_b [.., out, rank] for every linear map whose name fits cfg.targets.
 
-  decoder.init_leaves, abstract and shardings take it as they take the base. ValueError where nothing fits.
+  decoder.init_leaves and abstract take it as they take the base. ValueError where nothing fits.
   """
   if cfg.rank < 1:
     raise ValueError(f"lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")

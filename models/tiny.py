@@ -20,9 +20,10 @@ import ml_collections
 import numpy as np
 from flax import nnx
 
+from core.mesh import EVERY, ROWS, constrain
 from core.schema import TokenRecord
 from models.base import Policy, Prompt, Seen
-from models.layers import attend, rms_norm
+from models.layers import attend, chosen, features_at, rms_norm
 
 SPECIALS = ("<pad>", "<eos>", "<image>")
 # With D ** -0.5 (1/8) the same 800 updates of copying left 18% of clean episodes unreadable at T = 1: docs/log.md.
@@ -201,6 +202,8 @@ def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[i
     decode_step=partial(decode_step, s),
     logits=logits,
     embed=embed,
+    heads=s.heads,
+    kv_heads=s.heads,
   )
 
 
@@ -252,18 +255,18 @@ def encode_images(s: Shape, params: dict, images: jax.Array) -> jax.Array:
     parts = [x[:, i : i + span_r : s.stride, j : j + span_c : s.stride] for i in range(s.window) for j in range(s.window)]
     x = jnp.stack(parts, 3).reshape(m, down * across, -1)
   x = jax.nn.relu(jnp.einsum("mts,ds->mtd", x, v["merge_in"]))
-  x = jnp.einsum("mtd,od->mto", x, v["merge_out"]) + v["pos"]
+  x = constrain(jnp.einsum("mtd,od->mto", x, v["merge_out"]) + v["pos"], EVERY, None, None)
   return x.reshape(m * down * across, s.d)
 
 
 def embed(params: dict, tokens: jax.Array) -> jax.Array:
   """Word vectors f32 [..., D] of token ids [...]."""
-  return params["embed_tokens"][tokens]
+  return constrain(params["embed_tokens"], "tensor", None)[tokens]
 
 
 def _embed(params: dict, tokens: jax.Array, positions: jax.Array, features: jax.Array, image_slot: jax.Array) -> jax.Array:
   x = embed(params, tokens) + params["embed_positions"][positions]
-  return jnp.where((image_slot >= 0)[..., None], features[jnp.maximum(image_slot, 0)], x)
+  return jnp.where((image_slot >= 0)[..., None], features_at(features, image_slot), x)
 
 
 def _heads(s: Shape, layer: dict, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -279,14 +282,14 @@ def _finish(layer: dict, x: jax.Array, mixed: jax.Array) -> jax.Array:
 
 def forward(s: Shape, params: dict, tokens, positions, segment_ids, features, image_slot) -> jax.Array:
   """Hidden states [B, L, D] of packed rows: a token sees earlier tokens of its own segment only."""
-  x = _embed(params, tokens, positions[0], features, image_slot)
+  x = constrain(_embed(params, tokens, positions[0], features, image_slot), ROWS, "context", None)
   length = tokens.shape[1]
   causal = jnp.tril(jnp.ones((length, length), bool))
   mask = causal & (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids[:, None, :] > 0)
   for i in range(s.layers):
     layer = params["layers"][str(i)]
     q, k, v = _heads(s, layer, x)
-    x = _finish(layer, x, attend(q, k, v, mask))
+    x = constrain(_finish(layer, x, attend(q, k, v, mask)), ROWS, "context", None)
   return rms_norm(x, params["norm"])
 
 
@@ -313,7 +316,7 @@ def token_logprobs(
   def head(args):
     h, t = args
     all_logp = jax.nn.log_softmax(logits(params, h) / temperature, axis=-1)
-    logp = jnp.take_along_axis(all_logp, t[..., None], axis=-1)[..., 0]
+    logp = chosen(all_logp, t)
     return jnp.minimum(logp, 0.0), -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
 
   step = max(1, chunk // place.shape[1])

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from core.mesh import EVERY, constrain
 from models.attention import Visible, choose, chunked, mix
 from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
@@ -201,7 +202,7 @@ def embed_patches(p: dict, patches: jax.Array, spec: ImageSpec) -> jax.Array:
   """u8 [M, P, 3 * patch * patch] -> [M, P, d]. An image is two equal frames: the kernel's frames are summed instead."""
   both = jnp.sum(p["weight"], axis=2, dtype=jnp.float32)
   weight = both.reshape(both.shape[0], -1).astype(p["weight"].dtype)
-  return linear(p | {"weight": weight}, normalise(patches, spec).astype(weight.dtype))
+  return constrain(linear(p | {"weight": weight}, normalise(patches, spec).astype(weight.dtype)), EVERY, None, None)
 
 
 def table_positions(p: dict, plan: VisionPlan) -> jax.Array:
@@ -257,7 +258,7 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
   def body(x, layer):
     p, is_whole = layer
     x = checkpoint_name(x, "layer_input")
-    return block(p, x, partial(blend, is_whole)), None
+    return constrain(block(p, x, partial(blend, is_whole)), EVERY, None, None), None
 
   part = jax.tree.map(lambda a: a[layers.start : layers.stop], blocks)
   return jax.lax.scan(remat_body(body, run.remat), x, (part, jnp.array(whole)))[0]

@@ -144,6 +144,8 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
     ),
     logits=decoder.logits,
     embed=decoder.embed,
+    heads=text.heads,
+    kv_heads=text.kv_heads,
     screens=s.chat.screens,
     unstack=decoder.unstack,
     space=s.chat.space,

@@ -17,21 +17,26 @@ from rollout.buffer import Buffer, draw_steps
 from rollout.gather import Gathered
 
 
-def sizes(agent, micro: int, others: Iterable[int] = ()) -> set[int]:
-  """Records in a micro-batch of every phase that packs the policy's records, and `others`: copying's."""
-  return {p.minibatch // micro for p in agent.phases if p.data == "batch" or p.params_key == "policy"} | set(others)
+def sizes(agent, micro: int, others: Iterable[int] = (), hosts: int = 1) -> set[int]:
+  """Records in a host's share of a micro-batch of every phase that packs the policy's records, and of `others`: copying's."""
+  mine = {p.minibatch // micro // hosts for p in agent.phases if p.data == "batch" or p.params_key == "policy"}
+  return mine | {n // hosts for n in others}
 
 
-def shapes(policy: Policy, sizes: Iterable[int], tasks: Iterable[Task], row_tokens: int) -> dict[int, PackShape]:
+def shapes(
+  policy: Policy, sizes: Iterable[int], tasks: Iterable[Task], row_tokens: int, blocks: int = 1, tokens_multiple: int = 1,
+  images_multiple: int = 1,
+) -> dict[int, PackShape]:  # fmt: skip
   """The packed shape of each minibatch size. tasks: all there are, whose limits say how many steps an episode may have. A record of a
-  policy with several screens holds as many steps, one with all screens the whole episode."""
+  policy with several screens holds as many steps, one with all screens the whole episode. blocks and multiples: see core.pack.shape_for."""
   limit = max(task.limits.steps for task in tasks)
   longest, steps = policy.max_prompt + policy.max_action, min(policy.screens or limit, limit)
   images = min(steps, policy.max_prompt // policy.tokens_per_image) if policy.tokens_per_image else 0
   return {
     n: shape_for(
       n, longest=longest, most_actions=min(longest, steps * policy.max_action), row_tokens=row_tokens, images_per_record=images,
-      tokens_per_image=policy.tokens_per_image, steps_per_record=steps,
+      tokens_per_image=policy.tokens_per_image, steps_per_record=steps, blocks=blocks, tokens_multiple=tokens_multiple,
+      images_multiple=images_multiple,
     ) for n in sizes
   }  # fmt: skip
 

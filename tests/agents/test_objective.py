@@ -14,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 
-import train
 from agents import grpo, gspo, objective, ppo, shaping
+from core import learner as learner_lib
 from core.pack import PackItem, arrange, number, shape_for, to_batch
 from core.schema import EpisodeScores
 from core.state import Batch, Scores, TrainState
@@ -413,7 +413,7 @@ def stepper(policy, name):
   "optimiser" takes no step and keeps the gradient."""
   zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
   keeper = optax.GradientTransformation(zeros, lambda g, state, params=None: (zeros(g), g))
-  params, score = jax.jit(policy.init)(jax.random.key(0)), train.make_score(policy)
+  params, score = jax.jit(policy.init)(jax.random.key(0)), learner_lib.make_score(policy)
   module = {"grpo": grpo, "gspo": gspo, "value": ppo}[name]
   phase = module.make(module.defaults()).phases[name == "value"]
   if name == "value":
@@ -421,7 +421,7 @@ def stepper(policy, name):
     cfg.width = 8
     made = critic.build("trunk", cfg, policy)
     params, score = made.init(jax.random.key(1), params), made.score
-  update = train.make_update(score, phase.loss, keeper)
+  update = learner_lib.make_update(score, phase.loss, keeper)
 
   def step(params, batches):
     state, out = update(TrainState.create(jax.tree.map(jnp.copy, params), keeper), None, batches, None)

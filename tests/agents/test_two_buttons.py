@@ -16,6 +16,8 @@ import pytest
 
 import train
 from agents.base import follow
+from core import learner as learner_lib
+from core import mesh as mesh_lib
 from core.find import available, find
 from core.pack import shape_for
 from core.schema import SUCCESS, Action, End, Episode, Limits, Screen, Step, Task, Unreadable
@@ -172,6 +174,7 @@ KNOBS = {
 def config(name: str):
   cfg = ml_collections.ConfigDict({"seed": 0, "policy": {"checkpoint": ""}})
   cfg.update(train.base.loop_defaults())
+  cfg.mesh = mesh_lib.defaults()
   cfg.copy.update({"updates": 150, "batch": RECORDS, "lr": 3e-2, "warmup": 10})
   cfg.practice.update({"groups": 8, "slots": 64, "leash": 0.0, "warmup": 2})
   cfg.critic = critic.defaults()
@@ -187,7 +190,7 @@ def config(name: str):
 def part(kind: str):
   """(critic or None, what a model says of a batch, the same compiled): one of each for all runs. kind: "policy" or a critic's."""
   made = None if kind == "policy" else critic.build(kind, config("grpo").critic, POLICY)
-  score = made.score if made else train.make_score(POLICY)
+  score = made.score if made else learner_lib.make_score(POLICY)
   return made, score, jax.jit(score)
 
 
@@ -198,7 +201,7 @@ def recipe(name: str):
   run.cfg = config(name)
   agent = find("agents", name, having="make").make(run.cfg.agent)
   kinds = {"policy": "policy"} | dict(agent.critics)
-  return agent, [train.make_update(part(kinds[p.params_key])[1], p.loss, run.optimiser(p.params_key)[0]) for p in agent.phases]
+  return agent, [learner_lib.make_update(part(kinds[p.params_key])[1], p.loss, run.optimiser(p.params_key)[0]) for p in agent.phases]
 
 
 @functools.cache
@@ -217,7 +220,8 @@ class Run(train.Run):
     self.scores, self.jitted = ({key: part(kind)[i] for key, kind in kinds.items()} for i in (1, 2))
     self.stop, self.timers = train.StopSignals(), train.Timers()
     self.dog = types.SimpleNamespace(beat=lambda what: None)
-    self.world, self.leash = types.SimpleNamespace(base=lambda: None), self.cfg.practice.leash
+    self.mesh, self.put, self.base = mesh_lib.make(self.cfg.mesh, jax.devices()[:1]), lambda batch: batch, lambda: None
+    self.leash = self.cfg.practice.leash
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)
     self.session = Session(workdir, self.cfg.seed, 1, {"phase": "practice", "done": 0, "version": 0, "ready": ready, "evals": {}})

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-import train
 from agents.base import follow
+from core import learner as learner_lib
 from core.optimiser import check_finite, make_optimiser
 from core.segments import Total
 from core.state import TrainState
@@ -79,7 +79,7 @@ def test_a_step_that_cannot_be_taken_leaves_everything_as_it_was():
   micro-batch poisons no later step."""
   optimiser = optax.adam(0.1)
   loss = lambda x, b: (Total(x * b, jnp.where(b == 0, 0.0, 1.0)), {})  # a micro-batch of 0 has no token
-  update = train.make_update(lambda params, frozen, batch: params, loss, optimiser)
+  update = learner_lib.make_update(lambda params, frozen, batch: params, loss, optimiser)
   run = lambda state, *parts: update(state, None, tuple(jnp.float32(p) for p in parts), None)
   first, out = jax.device_get(run(TrainState.create(jnp.ones(()), optimiser), 2.0))
   assert not out["empty"] and first.updates == 1 and first.params != 1.0

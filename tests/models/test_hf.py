@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from core import mesh as mesh_lib
 from models import decoder, hf
 from models.config import ModelConfig
 
@@ -221,15 +222,14 @@ def test_merge_is_the_weighted_sum(folder, tmp_path):
 
 
 def main(folder):
-  """8 devices, fsdp 4 x tp 2: what was read and how it is spread, and logits and gradients against one device."""
+  """8 devices, fsdp 4 x tensor 2: what was read and how it is spread, and logits and gradients against one device."""
   cfg = ModelConfig.from_hf(folder)
   tree = decoder.leaves(cfg)
-  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tp"))  # make_mesh would ask for explicit sharding
-  rules = {"embed": "fsdp", "heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
+  mesh = mesh_lib.make({**mesh_lib.defaults(), "tensor": 2})
   read = []
   put = hf._put
   hf._put = lambda out, piece, i: (read.append(piece.nbytes), put(out, piece, i))[1]
-  spread = hf.load(folder, tree, dtype=jnp.float32, shardings=decoder.shardings(tree, mesh, rules))
+  spread = hf.load(folder, tree, dtype=jnp.float32, shardings=mesh_lib.shardings(decoder.abstract(tree), mesh))
   hf._put = put
   one = hf.load(folder, tree, dtype=jnp.float32)
   tokens = np.random.default_rng(0).integers(0, cfg.vocab, (4, 16)).astype(np.int32)
@@ -271,12 +271,6 @@ def test_eight_devices_hold_an_eighth_each_and_say_the_same():
   assert out["logp"] < 2e-6 and out["grads"] < 1e-5, out
   assert out["read"] == out["held"] and out["shard"] * 8 == out["leaf"]
   assert out["largest"] <= out["leaf"] // 3 // 8 * 2  # a slice of one layer: the host never held more at once
-
-
-def test_an_axis_that_does_not_divide_is_one_line():
-  mesh = jax.sharding.AbstractMesh((3,), ("tp",))
-  with pytest.raises(ValueError, match=r"kv_heads of 16 cannot be split over 3 devices of mesh axis 'tp'; change rules\['kv_heads'\]"):
-    decoder.shardings(leaves(GOLDEN / "llama"), mesh, {"kv_heads": "tp"})
 
 
 def test_a_header_is_kept_as_it_stands(folder, tmp_path):

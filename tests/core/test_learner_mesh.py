@@ -1,0 +1,263 @@
+"""One optimiser step over a mesh is the step on one device: gradients of a small vision-language policy by GRPO's and GSPO's losses and of
+a critic on GAE's returns, under every kind of split, with the same records packed for each.
+
+Forced CPU devices need a fresh process: this file is also the script that it runs.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+MESHES = {
+  "fsdp 8": {"fsdp": 8},
+  "fsdp 4, tensor 2": {"fsdp": 4, "tensor": 2},
+  "fsdp 2, context 2, tensor 2": {"fsdp": 2, "context": 2, "tensor": 2},
+}
+RECORDS, SCREEN = 8, (120, 90)
+
+
+def tiny_policy(folder):
+  """The embedded policy with sizes that the meshes divide, and what makes its parameters."""
+  import jax
+  from conftest import make_tiny
+
+  policy = make_tiny(layers=1, max_action=8)
+  return policy, lambda: jax.jit(policy.init)(jax.random.key(0))
+
+
+def vision_language_policy(folder):
+  """A Qwen2.5-VL of two layers (4 heads over 2 key-value heads) with a tower of three blocks, and what reads its parameters."""
+  import tiny_checkpoints
+
+  from models import checkpoint, hf, vision_language
+
+  tiny_checkpoints.with_weights(folder, "qwen2_5_vl")
+  cfg = checkpoint.defaults()
+  cfg.update({**vision_language.defaults(), "max_prompt": 120, "max_action": 8, "dtype": "float32", "remat": "full"})
+  cfg.update({"instruction": str(folder / "instruction.txt")})
+  read = checkpoint.read(cfg, str(folder), "desktop", SCREEN)
+  return read.policy, lambda: hf.load(folder, checkpoint.leaves(str(folder)), dtype="float32")
+
+
+def records(policy):
+  """Four episodes of two records: ragged actions, one or two screenshots, pushes of both signs, sampled near the policy's chances."""
+  from core.pack import PackItem
+  from models.base import Seen
+  from rollout.sampler import Sampled
+  from rollout.turn import make_record
+
+  rng, episodes = np.random.default_rng(5), []
+  size = SCREEN if policy.screens == 0 else (40, 24)
+  screen = lambda: rng.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+  for e in range(RECORDS // 2):
+    items, push = [], rng.standard_normal()
+    for h in range(2):
+      n, seen = int(rng.integers(2, 8)), screen()
+      history = [Seen(policy.image(screen()), "", [5, policy.tokenizer.eos_id])] if (e + h) % 2 and policy.screens == 0 else []
+      sampled = Sampled(rng.integers(3, 100, n).astype(np.int32), np.log(1 / 300) + 0.1 * rng.standard_normal(n), np.zeros(n), 0)
+      prompt = policy.prompt(("red", "open red")[e % 2], [seen], "", history)
+      record = dataclasses.replace(make_record(prompt, sampled, h), step=np.full(len(prompt.tokens) + n, h, np.int32))
+      at = lambda x: np.where(record.is_action, x, 0).astype(np.float32)  # noqa: B023
+      extra = {"return_": at(rng.standard_normal()), "old_value_logit": at(0.1 * rng.standard_normal())}
+      items.append(PackItem(record, list(prompt.images), policy.positions(record), at(push), np.ones(len(record), bool), 0, extra=extra))
+    episodes.append(items)
+  return episodes
+
+
+def batch_of(policy, episodes, mesh, rows=1, empty=0):
+  """The episodes packed for a mesh. rows: records a row at least; empty: further records' room that stays padding."""
+  from core import mesh as mesh_lib
+  from core.pack import arrange, number, shape_for, to_batch
+
+  longest = policy.max_prompt + policy.max_action
+  sizes = (RECORDS + empty, longest, 2 * policy.max_action, rows * longest, 2, policy.tokens_per_image, 2)
+  shape = shape_for(*sizes, **mesh_lib.multiples(mesh))
+  items = number(episodes)
+  return to_batch(items, arrange(items, shape), shape, np.zeros_like(items[0].images[0]))
+
+
+def gradients(update, state, batches):
+  """What the optimiser was given; its "step" is nothing and its state the gradient."""
+  import jax
+
+  state, out = update(state, None, batches, None)
+  assert int(out["skipped"]) == 0 and int(state.updates) == 1
+  return jax.tree.map(np.asarray, state.opt_state), {k: float(out[k]) for k in ("loss", "grad_norm")}
+
+
+def keeper():
+  import jax
+  import optax
+
+  zeros = lambda tree: jax.tree.map(jax.numpy.zeros_like, tree)
+  return optax.GradientTransformation(zeros, lambda g, state, params=None: (zeros(g), g))
+
+
+def learnt(params, mesh):
+  """A train state laid out over the mesh."""
+  import jax
+
+  from core import mesh as mesh_lib
+  from core.state import TrainState
+
+  state = TrainState.create(jax.tree.map(jax.numpy.array, params), keeper())
+  return jax.device_put(state, mesh_lib.shardings(state, mesh)) if mesh.size > 1 else state
+
+
+def both_losses():
+  """GRPO's and GSPO's losses as one, so that they compile together."""
+  from agents import grpo, gspo
+  from core.segments import Total
+
+  one, other = (module.make(module.defaults()).phases[0].loss for module in (grpo, gspo))
+
+  def loss(scores, batch):
+    a, b = one(scores, batch)[0], other(scores, batch)[0]
+    return Total(a.sum / a.count + 100 * b.sum / b.count, jax_one(a.count)), {}
+
+  jax_one = lambda x: x / x
+  return loss
+
+
+def with_returns(episodes, values):
+  """The episodes with GAE's pushes and returns of a critic's values by record, over each episode's action tokens in turn."""
+  import types
+
+  from agents.values import gae_credit
+
+  one = lambda items: {"records": [i.record for i in items], "reward": float(items[0].advantage.sum() > 0), "steps": [0, 1]}
+  tries = [types.SimpleNamespace(**one(items)) for items in episodes]
+  scores = [types.SimpleNamespace(records=[{"value_logit": v} for v in pair]) for pair in values]
+  credits = gae_credit(tries, scores, np.full(len(tries), 0.9, np.float32), 0.95, 0.0, 1.0)
+  out = []
+  for items, pair, credit in zip(episodes, values, credits, strict=True):
+    extras = [{"return_": credit.token_return[i], "old_value_logit": pair[i] + 0.05} for i in range(2)]
+    out.append([dataclasses.replace(i, advantage=a, extra=x) for i, a, x in zip(items, credit.token_advantage, extras, strict=True)])
+  return out
+
+
+def case(policy, params, head, episodes, mesh, **packing):
+  """{name: gradient} of the policy and of a critic of tokens on one mesh, what the updates said, the share of the parameters that a device
+  holds, and the policy's compiled step."""
+  import jax
+
+  from agents import ppo
+  from core import learner as learner_lib
+  from core import mesh as mesh_lib
+  from core.pack import unpack
+  from models import critic
+
+  batch, state = batch_of(policy, episodes, mesh, **packing), learnt(params, mesh)
+  held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(state.params)) / sum(x.size for x in jax.tree.leaves(params))
+  update = learner_lib.make_update(learner_lib.make_score(policy), both_losses(), keeper(), mesh=mesh, like=state)
+  program = update.lower(state, None, (mesh_lib.put(batch, mesh),), None).compile()
+  grads, said = gradients(program, state, (mesh_lib.put(batch, mesh),))
+  named = {f"policy/{n}": g for n, g in mesh_lib.names(grads)}
+  if head is None:
+    return named, said, held, program.as_text()
+
+  cfg = critic.defaults()
+  cfg.width = 8
+  made, weights = critic.build("trunk", cfg, policy), {"trunk": params, "head": head}
+  value = learner_lib.jitted(made.score, mesh)(learnt(weights, mesh).params, None, mesh_lib.put(batch, mesh)).value_logit
+  known = dict(zip((t.tobytes() for t in unpack(batch.tokens, batch)), unpack(np.asarray(value), batch), strict=True))  # by its tokens
+  values = [[known[np.asarray(i.record.tokens, np.int32).tobytes()] for i in items] for items in episodes]
+  batch, state = batch_of(policy, with_returns(episodes, values), mesh, **packing), learnt(weights, mesh)
+  update = learner_lib.make_update(made.score, ppo.make(ppo.defaults()).phases[1].loss, keeper(), mesh=mesh, like=state)
+  more, told = gradients(update, state, (mesh_lib.put(batch, mesh),))
+  named |= {f"critic/{n}": g for n, g in mesh_lib.names(more)}
+  return named, said | {f"critic/{k}": v for k, v in told.items()}, held, program.as_text()
+
+
+def collectives(text):
+  """{kind: shapes} of what a compiled program moves between devices."""
+  found = re.findall(r"= \w+\[([\d,]*)\]\S* (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\(", text)
+  return {kind: sorted({shape for shape, k in found if k == kind}) for _, kind in found}
+
+
+def main(kind, *names):
+  """names: of MESHES; none = all. With all, the tiny policy's critic too."""
+  import jax
+
+  from core import mesh as mesh_lib
+  from models import critic
+
+  jax.config.update("jax_disable_most_optimizations", True)
+  with tempfile.TemporaryDirectory() as folder:
+    policy, load = POLICIES[kind](pathlib.Path(folder))
+    params = jax.tree.map(np.asarray, load())
+  cfg, head = critic.defaults(), None
+  cfg.width = 8
+  if kind == "tiny" and not names:
+    head = jax.tree.map(np.asarray, critic.build("trunk", cfg, policy).init(jax.random.key(1), params)["head"])
+  episodes, knobs = records(policy), mesh_lib.defaults()
+  whole, said, _, _ = case(policy, params, head, episodes, mesh_lib.make(knobs, jax.devices()[:1]))
+  out = {"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}, "vocab": policy.tokenizer.vocab_size}
+  packings = [({"empty": 8}, (2, 0, 3, 1)), ({"rows": 2}, (0, 1, 2, 3)), ({"rows": 2, "empty": 8}, (3, 1, 0, 2))]
+  for (name, shape), (packing, order) in zip(MESHES.items(), packings, strict=True):
+    if names and name not in names:
+      continue
+    mesh = mesh_lib.make({**knobs, **shape})
+    grads, numbers, held, text = case(policy, params, head, [episodes[i] for i in order], mesh, **packing)
+    gaps = {n: float(np.abs(g - whole[n]).max() / max(np.abs(whole[n]).max(), 1e-30)) for n, g in grads.items()}
+    told = {k: abs(v - said[k]) / abs(said[k]) for k, v in numbers.items()}
+    out[name] = {"gaps": gaps, "said": told, "held": held, "moved": collectives(text)}
+  print(json.dumps(out))
+
+
+POLICIES = {"tiny": tiny_policy, "vision_language": vision_language_policy}
+
+
+def run(*args):
+  """What the script prints, in a process of 8 devices."""
+  tests = pathlib.Path(__file__).resolve().parents[1]
+  env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
+  env["PYTHONPATH"] = os.pathsep.join([str(tests), str(tests.parent)])
+  done = subprocess.run([sys.executable, __file__, *args], env=env, capture_output=True, text=True, timeout=900, check=False)
+  assert done.returncode == 0, done.stderr[-3000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(out, names, tolerance=1e-6):
+  """Every gradient is there and the same, in float32; every device holds an eighth, but for what is too small or does not divide."""
+  assert set(out) - {"largest", "vocab"} == set(names)
+  assert all(size > 0 for size in out["largest"].values())
+  for name in names:
+    bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= tolerance}
+    assert not bad and len(out[name]["gaps"]) == len(out["largest"]), (name, bad)
+    assert all(gap < 1e-6 for gap in out[name]["said"].values()), out[name]["said"]
+    assert 1 / 8 <= out[name]["held"] < 0.16, out[name]["held"]
+
+
+def test_a_step_on_every_axis_at_once_is_the_step_on_one_device():
+  """Two records a row, rows of padding, episodes in another order, on 2 x 2 x 2 devices."""
+  name = "fsdp 2, context 2, tensor 2"
+  check(run("tiny", name), [name])
+
+
+@pytest.mark.slow
+def test_every_mesh_gives_one_gradient():
+  """GRPO, GSPO's episode ratio and, through the values of a critic on the same mesh, GAE across packed rows."""
+  check(run("tiny"), MESHES)
+
+
+@pytest.mark.slow
+def test_a_vision_language_step_gathers_no_logits():
+  """The same with images, remat and a vocabulary over tensor, of which no device ever gathers more than its part."""
+  out = run("vision_language")
+  check(out, MESHES, tolerance=2e-6)
+  for name in list(MESHES)[1:]:
+    wide = [shape for shapes in out[name]["moved"].values() for shape in shapes if shape.endswith(f",{out['vocab']}")]
+    assert not wide, (name, wide)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
