@@ -33,8 +33,8 @@ from absl import flags
 import policies
 from configs import base
 from core import config as config_lib
+from core import hosts, stats
 from core import mesh as mesh_lib
-from core import stats
 from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
@@ -199,9 +199,12 @@ def run(
   world: World, weights: Weights, protocol: Protocol, tries: int, seed: int, slots: int, clock=lambda n, s: None,
   through: Callable | None = None,
 ) -> list[Episode]:  # fmt: skip
-  """The episodes of `plan`. through(sampler, tries) -> episodes: the computers that practice has, where they are not in this process;
-  simulated ones without pop-ups are in this process always."""
+  """The episodes of `plan`; of several processes that are one run, this one's share of them. through(sampler, tries) -> episodes: the
+  computers that practice has, where they are not in this process; simulated ones without pop-ups are in this process always."""
   sampler, asked = plan(world, weights, protocol, tries, seed)
+  asked = hosts.deal(asked)
+  if not asked:
+    return []
   with closing(sampler):
     if through is not None and (world.real or not protocol.clean):
       return through(sampler, asked)
@@ -251,7 +254,8 @@ def measure(trainer: Any, params: Any, protocol: Protocol, tries: int, name: str
   """A protocol in a run of train.py (its Run), saved and written down under a name; trainer.samples: its episodes."""
   weights = Weights(params, trainer.facts["version"])
   trainer.samples = tried(trainer, weights, protocol, tries)
-  result = score([row_of(e) for e in trainer.samples], protocol, weights.version, trainer.world.tasks[protocol.tasks])
+  rows = sum(hosts.everyone([row_of(e) for e in trainer.samples]), start=[])
+  result = score(rows, protocol, weights.version, trainer.world.tasks[protocol.tasks])
   save(trainer.workdir, result)
   trainer.facts["evals"][name] = dataclasses.asdict(result)
   print(f"  {name}: {result.line()}", flush=True)
@@ -300,9 +304,10 @@ def solvable_tasks(trainer: Any, params: Any) -> list[str]:
   curriculum.solvable_tries tries (ARPO: 16, once)."""
   knobs = trainer.cfg.curriculum
   passes: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-  for e in tried(trainer, Weights(params, 0), PRACTISED, knobs.solvable_tries):
-    passes[e.task_id][0] += e.success
-    passes[e.task_id][1] += e.scored
+  tries = [(e.task_id, e.success, e.scored) for e in tried(trainer, Weights(params, 0), PRACTISED, knobs.solvable_tries)]
+  for task, success, scored in sum(hosts.everyone(tries), start=[]):
+    passes[task][0] += success
+    passes[task][1] += scored
   results = {task: (won, tried) for task, (won, tried) in passes.items() if tried}
   unscored = [task for task, (_, tried) in passes.items() if not tried]  # infra errors alone say nothing against a task
   kept = solvable(results, knobs.solvable_lowest, knobs.solvable_highest or None)

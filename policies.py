@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from core import hosts
 from core import learner as learner_lib
 from core import mesh as mesh_lib
 from models.base import Policy
@@ -55,19 +56,32 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
 def check_critics(cfg: ml_collections.ConfigDict, critics: Mapping[str, Any]) -> None:
   """ValueError where an algorithm's critics do not go with a checkpoint's policy in this version."""
   steps = [name for name, critic in critics.items() if critic.reads == "steps"]
+  if steps and not hosts.alone():
+    raise ValueError(f"agent {cfg.agent.name} does not learn in several processes: its critic of steps ({steps[0]}) is no part of them yet")
   if cfg.policy.checkpoint and (steps or critics and cfg.policy.lora.rank):
     why = f"its critic of steps ({steps[0]}) reads the tiny policy only" if steps else "a critic of tokens needs policy.lora.rank=0"
     raise ValueError(f"agent {cfg.agent.name} does not learn from policy.checkpoint: {why}")
+
+
+def stepped(knobs: ml_collections.ConfigDict) -> dict[str, Any]:
+  """How core.optimiser.make_optimiser moves a policy with these knobs (config.policy): what stays frozen has no state."""
+  whole = bool(knobs.checkpoint) and not knobs.lora.rank  # adapters are float32, and all of them learn
+  return {
+    "frozen": "(^|/)visual/" if whole and knobs.freeze_tower else "",
+    "master": whole and knobs.dtype == "bfloat16" and knobs.master,
+    "moment": knobs.moment if knobs.checkpoint and knobs.moment != "float32" else None,
+  }
 
 
 def begun(run: Any, abstract: bool = False) -> Any:
   """What a run of train.py learns, as it begins: the policy's first parameters and what belongs to them. abstract: shapes alone."""
   key, learner = jax.random.key(run.cfg.seed), partial(run.learner, copying=True)
   fresh = lambda key: learner(run.policy.init(key))
+  offload = run.cfg.mesh.offload
   if abstract:
     shapes = jax.eval_shape(fresh, key)
-    return shapes if run.mesh.size == 1 else mesh_lib.placed(shapes, run.mesh)
+    return shapes if run.mesh.size == 1 and not offload else mesh_lib.placed(shapes, run.mesh, offload)
   if run.world.start is None:
-    return learner_lib.compiled(fresh, key, run.mesh)(key)
+    return learner_lib.compiled(fresh, key, run.mesh, offload)(key)
   params = run.world.start(key, run.mesh)
-  return learner_lib.compiled(learner, params, run.mesh, donate_argnums=0)(params)
+  return learner_lib.compiled(learner, params, run.mesh, offload, donate_argnums=0)(params)

@@ -35,7 +35,7 @@ from absl import flags as absl_flags
 
 from core import config as config_lib
 from core.find import ROOT
-from core.stop import EXIT_STOPPED, StopSignals
+from core.stop import EXIT_PARTED, EXIT_STOPPED, StopSignals
 from core.watchdog import EXIT_HUNG, STUCK_FILE
 from envs import processes
 from envs.worker import die_with
@@ -92,7 +92,7 @@ def cause(code: int, starved: bool, stuck: bool) -> str:
     return f"hung inside C code and was ended (exit 1): see {STUCK_FILE}"
   known = {
     0: "done", config_lib.EXIT_USAGE: "something given cannot be run", EXIT_STOPPED: "stopped by a signal that did not come from here",
-    EXIT_HUNG: "hung and was ended by its watchdog: see hang-*.txt",
+    EXIT_HUNG: "hung and was ended by its watchdog: see hang-*.txt", EXIT_PARTED: "lost the other processes of its run",
   }  # fmt: skip
   return f"{known.get(code, 'broke down')} (exit {code})"
 
@@ -213,7 +213,7 @@ class Supervisor:
       return "asked to stop"
     if code == config_lib.EXIT_USAGE and not further:
       return "another try would be refused as well"
-    if code > 0 and code not in (EXIT_STOPPED, EXIT_HUNG) and not stuck and self.last == before:
+    if code > 0 and code not in (EXIT_STOPPED, EXIT_HUNG, EXIT_PARTED) and not stuck and self.last == before:
       return "it broke down at the same place twice: what is above this line will happen again"
     if self.tries >= self.retries:
       return f"{self.tries} restarts got it no further"

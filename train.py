@@ -3,7 +3,8 @@
   python train.py --config=configs/osworld.py [--workdir=runs/osworld] [--fresh] [--config.seed=1 ...]
 
   Task -> Env -> Step -> Episode -> Group -> Credit -> Batch -> loss -> TrainState -> Weights(version) -> Sampler -> Step ...
-Exit codes: 0 done; 1 training broke down; 2 something given cannot be run (one line says what); 75 stopped by a signal.
+Exit codes: 0 done; 1 training broke down; 2 something given cannot be run (one line says what); 75 stopped by a signal; 80 parted from
+the other processes of the run (core/hosts.py, docs/sharding.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import policies
 from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
+from core import hosts
 from core import learner as learner_lib
 from core import mesh as mesh_lib
 from core.checkpoint import Checkpointer
@@ -34,7 +36,7 @@ from core.optimiser import check_finite, make_optimiser
 from core.pack import PackItem, useful_share
 from core.session import Session
 from core.state import Batch, Weights
-from core.stop import EXIT_STOPPED, Stop, StopSignals, leave
+from core.stop import EXIT_PARTED, EXIT_STOPPED, Stop, StopSignals, leave
 from core.watchdog import Watchdog
 from envs.errors import PoolExhausted
 from envs.processes import end_descendants
@@ -60,7 +62,7 @@ class Run:
   """What a run holds. `learner`, beside it, is what is learnt: {"states": {"policy" and each critic: TrainState}, "frozen": {}}."""
 
   def __init__(self, cfg, workdir: pathlib.Path):
-    self.cfg, self.workdir = cfg, workdir
+    self.cfg, self.shared, self.workdir = cfg, workdir, hosts.own(workdir)
     self.world = evaluate.build(cfg)
     self.policy = self.world.policy
     self.agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
@@ -72,14 +74,18 @@ class Run:
     self.jitted = {key: learner_lib.jitted(score, self.mesh) for key, score in self.scores.items()}
     policies.check_critics(cfg, self.critics)
     self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
-    sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (cfg.copy.batch, cfg.practice.leash_batch) if self.copies else ())
+    given = {"copy.batch": cfg.copy.batch, "practice.leash_batch": cfg.practice.leash_batch, "practice.groups": cfg.practice.groups}
+    self.batch, self.leash_batch, self.groups = (hosts.share(n, name) for name, n in given.items())
+    sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (self.batch, self.leash_batch) if self.copies else ())
     shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens, **mesh_lib.multiples(self.mesh))
     self.timers, self.compiles, self.alarms = Timers(), CompileCounter(), Alarms(cfg.alarms)
     self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants)
-    self.dog = Watchdog(cfg.watchdog, workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
+    self.stop.together = not hosts.alone()
+    self.dog = Watchdog(cfg.watchdog, self.workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
-    self.session = Session(workdir, cfg.seed, cfg.save.keep, {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}})
+    facts = {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}}
+    self.session = Session(workdir, cfg.seed, cfg.save.keep, facts, host=jax.process_index())
     self.rng, self.source, self.computers = self.session.rng, None, None
     self.curriculum = Curriculum(self.world.tasks["practice"], self.rng, cfg.curriculum, rated="step_value" in self.agent.needs)
     if cfg.curriculum.tasks:
@@ -111,7 +117,8 @@ class Run:
     """(optimiser, schedule) of one set of parameters."""
     knobs = self.cfg.copy if copying else self.cfg.practice if key == "policy" else self.cfg.critic
     lr = self.cfg.policy.lr if key == "policy" and self.cfg.policy.checkpoint else knobs.lr
-    return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None, lr)
+    how = policies.stepped(self.cfg.policy) if key == "policy" else {}
+    return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None, lr, **how)
 
   def learner(self, params, copying: bool) -> dict:
     """What is learnt, begun from `params`."""
@@ -119,7 +126,12 @@ class Run:
     return learner_lib.begin(params, optimiser, self.critics, bool(self.agent.reference), self.cfg.seed)
 
   def asked(self, learner: dict) -> dict:
-    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted, self.base(), self.put)
+    return learner_lib.asked(self.agent.needs, learner, self.critics, self.jitted, self.base(), self.mesh)
+
+  def stopping(self) -> bool:
+    """Whether a signal has come, to any process of the run: asked where all can save."""
+    self.stop.agreed = any(hosts.everyone(self.stop.asked))
+    return self.stop.agreed
 
   def save(self, learner: dict, snapshot: dict | None = None) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
@@ -131,14 +143,14 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Supervised fine-tuning on demonstrations, in which things go right."""
   knobs, facts, states = run.cfg.copy, run.facts, learner["states"]
   optimiser, schedule = run.optimiser("policy", copying=True)
-  update = make_update(make_score(run.policy), copy_loss, optimiser, mesh=run.mesh, like=states["policy"])
+  update = make_update(make_score(run.policy), copy_loss, optimiser, mesh=run.mesh, like=states["policy"], offload=run.cfg.mesh.offload)
   progress = Progress("copying", knobs.updates, facts["done"])
   with Metrics(run.workdir / "copying", facts["done"]) as metrics:
     while facts["done"] < knobs.updates:
-      if run.stop.asked:
+      if (hosts.alone() or facts["done"] % 10 == 0) and run.stopping():
         run.save(learner)
         raise Stop
-      states["policy"], out = update(states["policy"], run.base(), (run.put(run.feed.draw(demo_items, knobs.batch)),), None)
+      states["policy"], out = update(states["policy"], run.base(), (run.put(run.feed.draw(demo_items, run.batch)),), None)
       facts["done"] += 1
       run.dog.beat("copying")
       if facts["done"] % 50 == 0 or facts["done"] == knobs.updates:
@@ -158,7 +170,7 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
     said: list[dict] = []
     if run.facts["ready"] or phase.until:
       for batches in run.feed.steps(phase, got, run.asked(learner)):
-        demo = run.put(run.feed.draw(demo_items, knobs.leash_batch)) if run.leash and phase.params_key == "policy" else None
+        demo = run.put(run.feed.draw(demo_items, run.leash_batch)) if run.leash and phase.params_key == "policy" else None
         frozen = learner_lib.frozen(learner, run.critics, phase.params_key, run.base())
         states[phase.params_key], out = update(states[phase.params_key], frozen, tuple(map(run.put, batches)), demo)
         said.append(jax.device_get(out))
@@ -173,10 +185,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Own tries, graded, compared or judged, pushed up or down, and again under the new weights."""
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
   phases = [(p.params_key, p.loss, run.leash if p.params_key == "policy" else 0.0) for p in run.agent.phases]
-  updates = [
-    make_update(run.scores[key], loss, run.optimiser(key)[0], leash, copy_loss, mesh=run.mesh, like=states[key])
-    for key, loss, leash in phases
-  ]
+  make = lambda key, loss, leash: make_update(
+    run.scores[key], loss, run.optimiser(key)[0], leash, copy_loss, mesh=run.mesh, like=states[key], offload=cfg.mesh.offload
+  )
+  updates = [make(*phase) for phase in phases]
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir, run.stop.poll), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
@@ -189,12 +201,13 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         run.curriculum.drop(list(run.computers.parked))
         got = run.source.gather(
           run.replay, run.agent.select, run.curriculum.next, run.rng, tries=run.curriculum.tries, update=facts["done"],
-          version=facts["version"], groups=knobs.groups, rounds=knobs.rounds, group_size=cfg.agent.group_size,
+          version=facts["version"], groups=run.groups, rounds=knobs.rounds, group_size=cfg.agent.group_size,
           max_age=knobs.max_age, clock=run.clock,
         ) if sampling else Gathered()  # fmt: skip
         run.stop.poll()
       except (Stop, *BROKEN):
-        run.save(learner, before)  # the tries in flight were never trained on: the resumed run starts this update anew
+        if hosts.alone() or run.stop.agreed:  # what broke in one process alone, all go back to the last save for
+          run.save(learner, before)  # the tries in flight were never trained on: the resumed run starts this update anew
         raise
       with run.timers("training"):
         outs, useful = ([], []) if sampling and run.agent.offline else learn(run, learner, updates, got, demo_items)
@@ -209,7 +222,7 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       run.evolution.after(facts["done"], values if "step_value" in run.agent.needs else None)
       for episode in got.episodes:
         store.add(episode, facts["done"] - 1)
-      curves = instruments.update_curves(got, outs, useful, before["facts"]["version"], time.monotonic() - began)
+      curves = instruments.update_curves(instruments.everyones(got), outs, useful, before["facts"]["version"], time.monotonic() - began)
       curves |= run.source.curves() | run.timers.shares() | {"rate/compiles": float(run.compiles.take())}
       curves["policy/lr"] = float(schedule(int(states["policy"].updates)))
       if not facts["ready"]:
@@ -220,8 +233,9 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
         instruments.show_groups(metrics, (got.kept or got.groups)[: cfg.log.groups], facts["done"] - 1)
         curves |= evaluate.midway(run, states["policy"].params, metrics)
+      stopping = run.stopping()
       metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
-      if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or run.stop.asked:
+      if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or stopping:
         run.save(learner)
   run.source = None
   return learner
@@ -257,10 +271,10 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
     if cfg.curriculum.solvable_tries:
       run.curriculum.only(evaluate.solvable_tasks(run, params))
     if run.copies:
-      with Checkpointer(run.workdir / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
+      with Checkpointer(run.shared / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
         copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
     facts.update({"phase": "practice", "done": 0})
-    learner = learner_lib.compiled(partial(run.learner, copying=False), params, run.mesh)(params)
+    learner = learner_lib.compiled(partial(run.learner, copying=False), params, run.mesh, cfg.mesh.offload)(params)
     run.save(learner)
   conclude(run, practice(run, demo_items, learner)["states"]["policy"].params)
 
@@ -271,8 +285,10 @@ def main(argv: list[str]) -> int:
     base.check(cfg)
     keep_freed_memory()
     use_compile_cache(cfg.compile_cache)
-    workdir = pathlib.Path(flags["workdir"])
-    run = Run(cfg, workdir)
+    hosts.join(cfg.hosts)
+    hosts.same_config(config_lib.resolved(cfg))
+    shared = pathlib.Path(hosts.everyone(flags["workdir"])[0])
+    run, workdir = Run(cfg, shared), hosts.own(shared)
     config_lib.same_run(workdir, cfg)
     if (workdir / "summary.json").exists():
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
@@ -283,15 +299,21 @@ def main(argv: list[str]) -> int:
     lock = hold(workdir)  # one process a workdir, until the end
     for change in config_lib.write_config(workdir, cfg, flags, tasks_hash=evaluate.task_list_hash(run.world.tasks["practice"])):
       print(f"changed since the last session here: {change}")
-    print(f"{base.banner(cfg, workdir)}\n{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
+    print(f"{base.banner(cfg, workdir)}\nlearner: {mesh_lib.describe(run.mesh)}", flush=True)
+    print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
     with lock, run.stop, run.dog, run.session.checkpoints, evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
       train(run, demo_items)
   except Stop:
-    print(f"stopped after saving: the same command with --workdir={workdir} and without --fresh goes on", flush=True)
+    print(f"stopped after saving: the same command with --workdir={shared} and without --fresh goes on", flush=True)
     return EXIT_STOPPED
   except (ValueError, OSError) as error:
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
+  except (hosts.Parted, jax.errors.JaxRuntimeError) as error:
+    if hosts.alone() and not isinstance(error, hosts.Parted):
+      raise
+    print(f"train.py: parted from the other processes: {config_lib.one_line(error)[:300]}", file=sys.stderr)
+    return EXIT_PARTED
   except (FloatingPointError, NoTaskLeft, *BROKEN) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1
@@ -299,4 +321,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  leave(main(sys.argv))
+  code = main(sys.argv)
+  leave(code, at_once=code != 0 and not hosts.alone())

@@ -8,7 +8,7 @@ import os
 import ml_collections
 
 from core import config as config_lib
-from core import mesh, metrics, stop, watchdog
+from core import hosts, mesh, metrics, stop, watchdog
 from core.find import find
 from envs import health
 from rollout import curriculum, gate, remote
@@ -73,7 +73,7 @@ def compose(name: str, agent: str, computer: str) -> ml_collections.ConfigDict:
   cfg.policy.update(find("models", "checkpoint").defaults())
   cfg.curriculum, cfg.taskgen = find("rollout", "curriculum").defaults(), find("rollout", "taskgen").defaults()
   cfg.update(loop_defaults())
-  cfg.mesh = mesh.defaults()
+  cfg.mesh, cfg.hosts = mesh.defaults(), hosts.defaults()
   cfg.sampler = remote.defaults()
   cfg.sampler.sessions = find("rollout", "sessions").defaults()  # of a checkpoint's sampler
   cfg.watchdog = ml_collections.ConfigDict(watchdog.defaults())
@@ -213,7 +213,7 @@ def check(cfg) -> None:
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
   _check_numbers(cfg)
-  parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote}
+  parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote, "hosts": hosts}
   for part, module in parts.items():
     module.check(cfg[part])
   stop.check(cfg.save.grace)
@@ -249,8 +249,6 @@ def check_policy(cfg) -> None:
   """What of the run does not go with a checkpoint's policy. The checkpoint's own knobs are checked where it is read."""
   if cfg.policy.checkpoint and cfg.sampler.endpoints:
     raise ValueError("sampler.endpoints with policy.checkpoint: servers take the tiny policy only in this version, leave one of them empty")
-  if cfg.policy.freeze_tower and (cfg.practice.weight_decay or cfg.copy.weight_decay):
-    raise ValueError("policy.freeze_tower with practice.weight_decay or copy.weight_decay above 0, which would move it: set both to 0")
 
 
 def policy(cfg) -> str:

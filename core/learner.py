@@ -44,7 +44,8 @@ def jitted(score: Callable, mesh: Mesh) -> Callable:
 
 
 def make_update(
-  score, loss, optimiser, leash: float = 0.0, leash_loss: Callable | None = None, *, mesh: Mesh | None = None, like: Any = None
+  score, loss, optimiser, leash: float = 0.0, leash_loss: Callable | None = None, *, mesh: Mesh | None = None, like: Any = None,
+  offload: bool = False,
 ):  # fmt: skip
   """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
 
@@ -52,7 +53,7 @@ def make_update(
   the mean of `leash_loss` on `demo`, a batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is
   not finite, or whose mask left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted
   ("skipped", "empty"). mesh: of more than one device: states like `like` (anything with its shapes) come and go as core/mesh.py splits
-  them, batches come as mesh.put puts them, numbers go to every device.
+  them, batches come as mesh.put puts them, numbers go to every device. offload: the optimiser's state comes and goes by the host's memory.
   """
 
   def summed(params, frozen, batch):
@@ -90,14 +91,16 @@ def make_update(
     state = jax.tree.map(lambda a, b: jnp.where(good & ~empty, a, b), new, old)
     return state, metrics | {"loss": value, "grad_norm": norm, "skipped": state.skipped, "empty": empty}
 
-  if mesh is None or mesh.size == 1:
+  if mesh is None or mesh.size == 1 and not offload:
     return jax.jit(update, donate_argnums=0)
 
-  def on_mesh(*args):
+  def on_mesh(state, *args):
     with mesh_lib.use(mesh):
-      return update(*args)
+      if offload:
+        state = dataclasses.replace(state, opt_state=jax.device_put(state.opt_state, jax.memory.Space.Device))
+      return update(state, *args)
 
-  states = mesh_lib.shardings(like, mesh)
+  states = mesh_lib.shardings(like, mesh, offload)
   return jax.jit(
     on_mesh, donate_argnums=0, in_shardings=(states, None, None, None), out_shardings=(states, NamedSharding(mesh, PartitionSpec()))
   )
@@ -114,10 +117,10 @@ def begin(params: Any, optimiser: Callable[[str], Any], critics: Mapping[str, An
   return {"states": states, "frozen": {name: jax.tree.map(jnp.copy, params) for name in kept}}
 
 
-def compiled(make: Callable, given: Any, mesh: Mesh, **how) -> Callable:
+def compiled(make: Callable, given: Any, mesh: Mesh, offload: bool = False, **how) -> Callable:
   """jax.jit(make), whose result (a learner) lies as core/mesh.py says. given: what it will be called with, or its shapes; how: for jit."""
-  if mesh.size > 1:
-    how["out_shardings"] = mesh_lib.shardings(jax.eval_shape(make, given), mesh)
+  if mesh.size > 1 or offload:
+    how["out_shardings"] = mesh_lib.shardings(jax.eval_shape(make, given), mesh, offload)
   return jax.jit(make, **how)
 
 
@@ -130,12 +133,16 @@ def frozen(learner: dict, critics: Mapping[str, Any], key: str, base: Any = None
 
 def asked(
   needs: Collection[str], learner: dict, critics: Mapping[str, Any], scores: Mapping[str, Callable], base: Any = None,
-  put: Callable = lambda batch: batch,
+  mesh: Mesh | None = None,
 ) -> dict[str, Callable]:  # fmt: skip
   """What an algorithm needs to know of every episode before it gives credit, as functions of a batch. scores: of each key; base: see
-  `frozen`; put: what brings a batch to the devices."""
+  `frozen`; mesh: where all of it is, of which every process brings and takes its own rows."""
   states = learner["states"]
-  ask = lambda key, params, name: lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), put(batch)), name)
+
+  def ask(key, params, name):
+    score = lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), batch), name)
+    return score if mesh is None else lambda batch: mesh_lib.mine(score(mesh_lib.put(batch, mesh)), mesh)
+
   policies = {"old_logp": states["policy"].params, "ref_logp": learner["frozen"].get("reference")}
   offers = {need: ("policy", params, "logp") for need, params in policies.items()}
   heads = {"value_logit": "critic", "step_value": "critic", "task_value": "instruction"}

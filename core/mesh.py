@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.experimental import mesh_utils
@@ -30,6 +31,7 @@ AXES = ("data", "fsdp", "context", "tensor")
 ROWS = ("data", "fsdp")
 SHARED = ("fsdp", "context")  # what parameters are split over besides heads, widths and words
 EVERY = AXES
+STACK = 2**26  # bytes of a leaf from which on its layers are gathered one by one
 BIG = 2**20  # numbers in a leaf from which on it must be split: a copy on every device would not go unnoticed
 
 _TOWER = ("fsdp", "context", "tensor")  # images are spread over all devices, so no device of a row has the tower's work to share
@@ -66,15 +68,31 @@ def defaults() -> ml_collections.ConfigDict:
       "fsdp": 0,  # 0 = the devices that the others leave
       "context": 1,
       "tensor": 1,
+      "offload": False,  # optimiser states lie in the host's memory between steps
     }
   )
+
+
+def _own_rows(mesh: Mesh) -> None:
+  """ValueError where processes would share a row: each packs rows of its own."""
+  for row in mesh.devices.reshape(blocks(mesh), -1):
+    owners = {device.process_index for device in row}
+    if len(owners) > 1:
+      most = mesh.size // jax.process_count()
+      raise ValueError(
+        f"mesh.context x mesh.tensor = {row.size} devices share a row, but belong to {len(owners)} processes of {most} devices: wanted a "
+        f"divisor of {most}"
+      )
 
 
 def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
   devices = list(jax.devices() if devices is None else devices)
   shape = sizes(cfg, len(devices))
-  return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
+  mesh = Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
+  if jax.process_count() > 1:
+    _own_rows(mesh)
+  return mesh
 
 
 def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:
@@ -165,16 +183,21 @@ def _tuple(axes: Any) -> tuple[str, ...]:
   return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def shardings(tree: Any, mesh: Mesh, memory_kind: str | None = None) -> Any:
-  """A NamedSharding for every leaf of parameters, optimiser states, or a tree of both (anything with shapes, by its names)."""
-  found = [NamedSharding(mesh, spec(name, leaf.shape, mesh), memory_kind=memory_kind) for name, leaf in names(tree)]
-  return jax.tree.unflatten(jax.tree.structure(tree), found)
+def shardings(tree: Any, mesh: Mesh, offload: bool = False) -> Any:
+  """A NamedSharding for every leaf of parameters, optimiser states, or a tree of both (anything with shapes, by its names). offload:
+  optimiser states in the host's memory."""
+
+  def one(name, leaf):
+    host = offload and leaf.shape and re.search(r"(^|/)opt_state/", name)
+    return NamedSharding(mesh, spec(name, leaf.shape, mesh), memory_kind="pinned_host" if host else None)
+
+  return jax.tree.unflatten(jax.tree.structure(tree), [one(name, leaf) for name, leaf in names(tree)])
 
 
-def placed(tree: Any, mesh: Mesh) -> Any:
+def placed(tree: Any, mesh: Mesh, offload: bool = False) -> Any:
   """Shapes and dtypes of a tree with its shardings: what a restore reads into and a compiler is asked with."""
   give = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-  return jax.tree.map(give, tree, shardings(tree, mesh))
+  return jax.tree.map(give, tree, shardings(tree, mesh, offload))
 
 
 # ---- batches: by field
@@ -183,13 +206,13 @@ _BY_FIELD = {"positions": (None, ROWS, "context"), "images": (EVERY,), "episode_
 
 
 def batch_shardings(batch: Batch | StepBatch, mesh: Mesh) -> Any:
-  """A NamedSharding for every array of a batch: rows over data and fsdp, their tokens over context, images over all devices."""
+  """A NamedSharding for every array of a batch: rows over data and fsdp, their tokens over context, images over all devices; steps of a
+  critic as far as their number divides."""
 
   def one(path, leaf):
     if isinstance(batch, StepBatch):
-      axes = (ROWS,)
-    else:
-      axes = _BY_FIELD.get(path[0].name, (ROWS, "context"))
+      return NamedSharding(mesh, fit(np.shape(leaf), (ROWS, *(None,) * (np.ndim(leaf) - 1)), mesh))
+    axes = _BY_FIELD.get(path[0].name, (ROWS, "context"))
     axes = (axes + (None,) * np.ndim(leaf))[: np.ndim(leaf)]
     spec = P(*axes)
     for size, names in zip(np.shape(leaf), axes):
@@ -223,11 +246,25 @@ def put(batch: Any, mesh: Mesh) -> Any:
   return jax.tree.map(one, batch, batch_shardings(shapes, mesh), shapes)
 
 
+def mine(x: Any, mesh: Mesh) -> Any:
+  """This process's rows, as `put` took them, of an array [B, ...] that is on every device."""
+  if jax.process_count() == 1:
+    return x
+  parts = {index[0].indices(x.shape[0])[:2] for index in NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map(x.shape).values()}
+  return np.concatenate([np.asarray(x)[a:b] for a, b in sorted(parts)])
+
+
 def local(params: Any, mesh: Mesh) -> Any:
-  """Parameters of a learner on this process's first device, where its sampler is: gathered leaf by leaf."""
+  """Parameters of a learner on this process's first device, where its sampler is: resharded leaf by leaf, a stack of layers in its
+  layers, so that no device holds more than that beside what it had. All processes must call this in the same places."""
   if mesh.size == 1:
     return params
-  return jax.tree.map(lambda x: jax.device_put(x, jax.local_devices()[0]), params)
+  home = jax.local_devices()[0]
+  if jax.process_count() == 1:
+    return jax.tree.map(lambda x: jax.device_put(x, home), params)
+  gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+  one = lambda x: jax.device_put(gather(x).addressable_data(0), home)
+  return jax.tree.map(lambda x: jnp.stack([one(x[i]) for i in range(x.shape[0])]) if x.ndim > 2 and x.nbytes > STACK else one(x), params)
 
 
 # ---- inside a step

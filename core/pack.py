@@ -33,7 +33,7 @@ class PackItem:
 class PackShape:
   """The one shape a run compiles for. rows x row_tokens tokens, room for `images` images, `episodes` episodes and steps. blocks: parts
   that the rows are split into; row_images: the most images of a row where there are several, so that a block's rows find room in its
-  part of the images (0 = any)."""
+  part of the images (0 = any). axes: P of positions, where there is no record to tell."""
 
   rows: int
   row_tokens: int
@@ -44,6 +44,7 @@ class PackShape:
   steps: int = 0  # 0: as many as episodes, which holds where a record is one step
   blocks: int = 1
   row_images: int = 0
+  axes: int = 1
 
   def __post_init__(self):
     object.__setattr__(self, "steps", self.steps or self.episodes)
@@ -108,7 +109,7 @@ def number(episodes: list[list[PackItem]]) -> list[PackItem]:
 
 def shape_for(
   records: int, longest: int, most_actions: int, row_tokens: int, images_per_record: int, tokens_per_image: int,
-  steps_per_record: int = 1, blocks: int = 1, tokens_multiple: int = 1, images_multiple: int = 1,
+  steps_per_record: int = 1, blocks: int = 1, tokens_multiple: int = 1, images_multiple: int = 1, axes: int = 1,
 ) -> PackShape:  # fmt: skip
   """The fixed shape that any `records` records of at most `longest` tokens fit into, whatever their mix. row_tokens 0: `longest`.
 
@@ -126,7 +127,8 @@ def shape_for(
     row_images = a_row * images_per_record
     images = blocks * up(rows // blocks * row_images, images_multiple)
   shape = (rows, row_tokens, images, up(records, blocks), tokens_per_image)
-  return PackShape(*shape, row_actions=a_row * most_actions, steps=records * steps_per_record, blocks=blocks, row_images=row_images)
+  return PackShape(*shape, row_actions=a_row * most_actions, steps=records * steps_per_record, blocks=blocks, row_images=row_images,
+                   axes=axes)  # fmt: skip
 
 
 def fit_rows(
@@ -169,7 +171,7 @@ def to_batch(items: list[PackItem], rows: list[list[int]], shape: PackShape, bla
   if len(rows) > shape.rows:
     raise ValueError(f"{len(rows)} rows do not fit into a batch of {shape.rows}")
   size = (shape.rows, shape.row_tokens)
-  axes = items[0].positions.shape[0] if items else 1
+  axes = items[0].positions.shape[0] if items else shape.axes
   ints = {k: np.zeros(size, np.int32) for k in ("tokens", "segment_ids", "episode_id", "step_id")}
   out = ints | {"version": np.full(size, -1, np.int32), "image_slot": np.full(size, -1, np.int32)}
   out |= {"is_action": np.zeros(size, bool), "behaviour_logp": np.zeros(size, np.float32), "advantage": np.zeros(size, np.float32)}

@@ -15,14 +15,15 @@ class Session:
   """Everything besides the train state that a resume needs.
 
   facts: plain values by name, what the loop writes down (phase, done, version ...). parts: objects with state() and
-  restore(state). rng: the run's generator. seconds: wall time of the run, earlier sessions included.
+  restore(state). rng: the run's generator. host: index of this process, whose random numbers are its own. seconds: wall time
+  of the run, earlier sessions included.
   """
 
-  def __init__(self, workdir: pathlib.Path, seed: int, keep: int, facts: dict[str, Any]):
-    self.workdir, self.seed, self.facts = workdir, seed, facts
+  def __init__(self, workdir: pathlib.Path, seed: int, keep: int, facts: dict[str, Any], host: int = 0):
+    self.seeds, self.facts = [seed, 0x405, host] if host else [seed], facts
     self.parts: dict[str, Any] = {}
     self._held: dict[str, Any] = {}  # states of parts that are not there yet
-    self.rng = np.random.default_rng(seed)
+    self.rng = np.random.default_rng(self.seeds if host else seed)
     self.checkpoints = Checkpointer(workdir / "checkpoints", keep=keep)
     self._before, self._started = 0.0, time.monotonic()
 
@@ -32,7 +33,7 @@ class Session:
 
   def key(self, *numbers: int) -> np.ndarray:
     """uint32 [2]: a sampling key of its own for every (update, round, group, try), the same in a resumed run."""
-    return np.random.SeedSequence([self.seed, *numbers]).generate_state(2, np.uint32)
+    return np.random.SeedSequence([*self.seeds, *numbers]).generate_state(2, np.uint32)
 
   def attach(self, name: str, part: Any) -> None:
     """Adds a part that comes late; a state that was restored before it came is its own now."""

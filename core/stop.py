@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from core.knobs import require
 from core.watchdog import within
 
+EXIT_PARTED = 80  # of a process that lost the others of its run (core/hosts.py): the same command in every one goes on
 EXIT_STOPPED = os.EX_TEMPFAIL  # of a run that a signal ended: the same command goes on with it
 GIVEN_UP = (
   "stopped {:g} s after the signal (save.grace) in the middle of what cannot be interrupted: "
@@ -43,6 +44,7 @@ class StopSignals:
 
   def __init__(self, signals=(signal.SIGTERM, signal.SIGINT), grace: float = 0.0, end: Callable[[], Any] = lambda: None):
     self.asked, self.grace, self.whole = False, grace, threading.Lock()
+    self.together = self.agreed = False
     self._signals, self._end = signals, end
     self._previous: dict = {}
     self._over = threading.Event()
@@ -68,8 +70,9 @@ class StopSignals:
     self.asked = True
 
   def poll(self) -> None:
-    """Raises Stop if a signal has come, in the main thread alone: that is where a run is saved, and it ends the other threads."""
-    if self.asked and threading.current_thread() is threading.main_thread():
+    """Raises Stop if a signal has come, in the main thread alone: that is where a run is saved, and it ends the other threads. Where
+    several processes are one run (`together`) only once all have agreed: none can save alone."""
+    if (self.agreed if self.together else self.asked) and threading.current_thread() is threading.main_thread():
       raise Stop
 
   def _listen(self) -> None:
@@ -87,10 +90,10 @@ class StopSignals:
         os._exit(EXIT_STOPPED)
 
 
-def leave(code: int) -> NoReturn:
+def leave(code: int, at_once: bool = False) -> NoReturn:
   """Ends a process whose work is done. At once where a thread is left that nobody waits for: one that is deep in a compilation would
-  make Python's own end abort, with another exit code."""
-  if any(thread.daemon for thread in threading.enumerate()):
+  make Python's own end abort, with another exit code. at_once: where Python's end would wait for other processes, too."""
+  if at_once or any(thread.daemon for thread in threading.enumerate()):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

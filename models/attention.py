@@ -5,7 +5,8 @@
   splash    the TPU kernel of jax.experimental.pallas: packed rows only (a query a key), T a multiple of 128
   cudnn     jax.nn.dot_product_attention's fused kernel on NVIDIA GPUs, 16-bit floats, with a mask of T x S bytes a row
 A callable of the same signature is taken as well. On a mesh (core/mesh.py) every device has its rows, its heads and its share of a row's
-queries, and sees all keys of its rows, which are gathered over the axis context: with few key-value heads they are small.
+queries, and sees all keys of its rows, which are gathered over the axis context: with few key-value heads they are small. Queries are
+dealt out so that each device has early and late ones, which see few and many keys.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import NamedSharding
@@ -110,10 +112,16 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block:
     block_q=size, block_kv=size, block_kv_compute=size, block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
     block_q_dq=size, block_kv_dq=size,
   )  # fmt: skip
-  mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((length, length), shard_count=shares)] * q.shape[2])
+  causal = splash_mask.CausalMask((length, length), shard_count=shares)
+  causal.q_sequence = dealt(length, shares)
+  mask = splash_mask.MultiHeadMask([causal] * q.shape[2])
   kernel = splash_kernel.make_splash_mha(mask, block_sizes=sizes, head_shards=heads, q_seq_shards=shares, interpret=interpret)
   segments = splash_kernel.SegmentIds(visible.query_segment, visible.key_segment)
-  run = lambda kernel, q, k, v, segments: jax.vmap(kernel)(q, k, v, segments)
+
+  def run(kernel, q, k, v, segments):
+    segments = segments._replace(q=deal(segments.q, 1, shares))
+    return deal(jax.vmap(kernel)(deal(q, 2, shares), k, v, segments), 2, shares, back=True)
+
   if mesh is not None:
     part, whole = P(ROWS, "tensor", "context"), P(ROWS, "tensor")
     spec = kernel.manual_sharding_spec(NamedSharding(mesh, P("tensor", "context")))
@@ -121,6 +129,30 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block:
     run = jax.shard_map(run, in_specs=(spec, part, whole, whole, ids), out_specs=part, check_vma=False)
   major = lambda a: jnp.swapaxes(a, 1, 2)
   return major(run(kernel, major(q * q.shape[-1] ** -0.5), major(k), major(v), segments))
+
+
+def _halves(shares: int) -> list[list[int]]:
+  """Of 2 x shares parts of a row in order, of which device i has 2i and 2i + 1: where the even ones go, and the odd ones. Part p and its
+  mirror image, 2 x shares - 1 - p, come together."""
+  return [[min(part, 2 * shares - 1 - part) for part in range(first, 2 * shares, 2)] for first in (0, 1)]
+
+
+def dealt(length: int, shares: int) -> np.ndarray:
+  """Which query stands where after `deal`, i32 [length]."""
+  if shares % 2 or length // shares % 2:
+    return np.arange(length, dtype=np.int32)
+  parts = np.arange(length, dtype=np.int32).reshape(2 * shares, -1)
+  even, odd = _halves(shares)
+  return np.concatenate([parts[2 * side.index(i) + k] for i in range(shares) for k, side in enumerate((even, odd))])
+
+
+def deal(x: jax.Array, axis: int, shares: int, back: bool = False) -> jax.Array:
+  """Inside a shard_map over context: this device's queries for its share of early and late ones; back: the other way. With an odd number
+  of devices, or of queries on each, everything stays."""
+  if shares % 2 or x.shape[axis] % 2:
+    return x
+  move = lambda half, to: jax.lax.ppermute(half, "context", [(t, i) if back else (i, t) for i, t in enumerate(to)])
+  return jnp.concatenate([move(*pair) for pair in zip(jnp.split(x, 2, axis), _halves(shares))], axis)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, implementation: str = "cudnn") -> jax.Array:
@@ -164,8 +196,11 @@ def _spread(backend, q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible)
   """A backend that the compiler cannot split by itself, on each device's rows, heads and queries."""
   heads, queries, keys = "tensor", P(ROWS, "context"), P(ROWS)
 
-  def run(q, k, v, *seen):
-    return backend(q, k, v, Visible(*seen))
+  shares = current().shape["context"]
+
+  def run(q, k, v, query_order, key_order, query_segment, key_segment):
+    seen = Visible(deal(query_order, 1, shares), key_order, deal(query_segment, 1, shares), key_segment)
+    return deal(backend(deal(q, 1, shares), k, v, seen), 1, shares, back=True)
 
   return jax.shard_map(
     run, in_specs=(P(*queries, heads), P(*keys, None, heads), P(*keys, None, heads), queries, keys, queries, keys),

@@ -65,7 +65,7 @@ class Policy(NamedTuple):
   decode_step(params, token [B], position [B], cache) -> (hidden [B, D], cache); logits(params, hidden) -> f32 [..., V]
   embed(params, tokens [...]) -> [..., D]: word vectors, for critics that read the goal. width: D; max_goal: its tokens at most
 
-  heads, kv_heads: of its attention, which a mesh may share (core/mesh.py).
+  heads, kv_heads: of its attention, which a mesh may share (core/mesh.py). axes: P of its positions.
   screens: observations that stay in a prompt, 0 = the episode's all. unstack(params) -> the form that decodes fastest, for samplers that
   keep a cache (rollout/sessions.py), whose decode_step also takes span=. join(base, params) -> what the functions above take, where only
   a part of the parameters is learnt. space, shown: how it means points (envs.actions.MODES, "" = as the grammar says) and in an image of
@@ -93,6 +93,7 @@ class Policy(NamedTuple):
   embed: Callable
   heads: int = 1
   kv_heads: int = 1
+  axes: int = 1
   screens: int = 1
   unstack: Callable | None = None
   join: Callable | None = None

@@ -34,7 +34,9 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "max_prompt": 8000,  # tokens; ARPO's 15 screenshots of 1080p take 64,000
       "max_action": 256,
-      "dtype": "float32",  # of the parameters; bfloat16 takes half, and loses steps smaller than 1/256 of a weight (adapters stay float32)
+      "dtype": "float32",  # of the parameters; bfloat16 takes half (adapters stay float32)
+      "master": True,  # bfloat16 parameters have float32 copies that the steps are added to
+      "moment": "float32",  # of Adam's first moment; bfloat16 takes half
       "lr": 1e-6,  # of copying and practice, in place of copy.lr and practice.lr, which are the tiny policy's
       "lora": lora.defaults(),
     }
@@ -92,7 +94,7 @@ def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
 
 def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
   """Knobs that are not what they can be, or do nothing for this family."""
-  for name, known in (("dtype", DTYPES), ("attention", ("auto", *BACKENDS))):
+  for name, known in (("dtype", DTYPES), ("moment", DTYPES), ("attention", ("auto", *BACKENDS))):
     if cfg[name] not in known:
       raise ValueError(f"policy.{name} is {cfg[name]!r}, wanted one of {', '.join(known)}")
   if cfg.lora.rank < 0 or not cfg.lora.alpha > 0:

@@ -146,6 +146,7 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
     embed=decoder.embed,
     heads=text.heads,
     kv_heads=text.kv_heads,
+    axes=3,
     screens=s.chat.screens,
     unstack=decoder.unstack,
     space=s.chat.space,

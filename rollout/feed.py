@@ -8,6 +8,7 @@ from contextlib import closing
 
 import numpy as np
 
+from core import hosts
 from core.pack import PackItem, PackShape, arrange, bins, episode_items, number, shape_for, step_batch, to_batch
 from core.schema import Credit, Episode, EpisodeScores, Group, Task
 from core.state import Batch, StepBatch
@@ -16,11 +17,13 @@ from rollout import scoring
 from rollout.buffer import Buffer, draw_steps
 from rollout.gather import Gathered
 
+EXTRAS = ("ref_logp", "old_logp", "old_value_logit", "return_")  # fields of a batch that some losses read
 
-def sizes(agent, micro: int, others: Iterable[int] = (), hosts: int = 1) -> set[int]:
-  """Records in a host's share of a micro-batch of every phase that packs the policy's records, and of `others`: copying's."""
-  mine = {p.minibatch // micro // hosts for p in agent.phases if p.data == "batch" or p.params_key == "policy"}
-  return mine | {n // hosts for n in others}
+
+def sizes(agent, micro: int, others: Iterable[int] = ()) -> set[int]:
+  """Records in this process's share of a micro-batch of every phase that packs the policy's records, and `others`: copying's."""
+  minibatches = {p.minibatch for p in agent.phases if p.data == "batch" or p.params_key == "policy"}
+  return {hosts.share(n // micro, "agent.minibatch / practice.micro_batches") for n in minibatches} | set(others)
 
 
 def shapes(
@@ -36,7 +39,7 @@ def shapes(
     n: shape_for(
       n, longest=longest, most_actions=min(longest, steps * policy.max_action), row_tokens=row_tokens, images_per_record=images,
       tokens_per_image=policy.tokens_per_image, steps_per_record=steps, blocks=blocks, tokens_multiple=tokens_multiple,
-      images_multiple=images_multiple,
+      images_multiple=images_multiple, axes=policy.axes,
     ) for n in sizes
   }  # fmt: skip
 
@@ -62,18 +65,32 @@ class Feed:
     """`size` records drawn with replacement, as a batch."""
     return self.batch(number([[items[i]] for i in self.rng.integers(len(items), size=size)]), size)
 
-  def steps(self, phase, got: Gathered, ask: Mapping[str, Callable]) -> Iterator[tuple[Batch | StepBatch, ...]]:
-    """The optimiser steps of a phase, each as its micro-batches."""
+  def steps(self, phase, got: Gathered, ask: Mapping[str, Callable]) -> Iterable[tuple[Batch | StepBatch, ...]]:
+    """The optimiser steps of a phase, each as its micro-batches. Every process makes as many: who has fewer gives padding."""
+    size, self.now = hosts.share(phase.minibatch // self.micro, "agent.minibatch / practice.micro_batches"), got.version
+    steps = self._steps(phase, got, ask, size)
+    return steps if hosts.alone() else self._level(list(steps), size)
+
+  def _level(self, steps: list[tuple[Batch, ...]], size: int) -> list[tuple[Batch, ...]]:
+    """The steps with as many of padding after them as the process with most has more."""
+    extras = [name for name in EXTRAS if steps and getattr(steps[0][0], name) is not None]
+    said = hosts.everyone([len(steps), extras])
+    blank, most = self.batch([], size), max(count for count, _ in said)
+    filled = next((names for count, names in said if count), [])
+    blank = dataclasses.replace(blank, **{name: np.zeros(blank.tokens.shape, np.float32) for name in filled})
+    return steps + [(blank,) * self.micro] * (most - len(steps))
+
+  def _steps(self, phase, got: Gathered, ask: Mapping[str, Callable], size: int) -> Iterator[tuple[Batch | StepBatch, ...]]:
     stored = [dataclasses.replace(e, replayed=True) for e in self.buffer.episodes()]
     fresh = [e for g in got.kept for e in g.episodes]
-    size, self.now = phase.minibatch // self.micro, got.version
-    if not fresh + stored:
+    if not fresh + stored and hosts.alone():  # other processes may have some, and all score together
       return
     if phase.data == "store" and phase.params_key != "policy":
       for _ in range(phase.epochs):
         yield tuple(self.draw_steps(fresh + stored, size) for _ in range(self.micro))
       return
-    parts = self.credited([Group("store", "", fresh + stored)] if phase.data == "store" else got.kept, ask)
+    together = [Group("store", "", fresh + stored)] if fresh + stored else []
+    parts = self.credited(together if phase.data == "store" else got.kept, ask)
     if phase.drawn:
       items = [item for _, items in parts for item in items if (item.record.is_action & item.learn).any()]
       for _ in range(phase.epochs if items else 0):
@@ -94,6 +111,8 @@ class Feed:
     """Every episode of the groups with its token records, their push on them and what the loss reads beside it."""
     size = min(self.shapes)
     needs, judged, credits = bool(self.agent.needs), [], []
+    for _ in range(hosts.most(len(groups)) - len(groups) if needs else 0):
+      scoring.judge([], self.policy, self.shapes[size], self.blank, ask, size)
     for group in groups:
       mine = scoring.judge(group.episodes, self.policy, self.shapes[size], self.blank, ask, size) if needs else None
       if "step_value" in ask:

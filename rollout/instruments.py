@@ -4,6 +4,7 @@ is trained on later."""
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import json
 import operator
@@ -11,8 +12,9 @@ import pathlib
 
 import numpy as np
 
+from core import blob, hosts
 from core.metrics import read_jsonl
-from core.schema import End, Episode, Group
+from core.schema import End, Episode, Group, Screen
 from core.screens import write_atomic
 from core.stats import agreement
 from rollout.gather import Gathered
@@ -105,6 +107,29 @@ def update_curves(got: Gathered, outs: list, useful: list[float], version: int, 
     "rate/action_tokens_per_second": sum(e.action_tokens for e in got.episodes) / seconds,
     "rate/useful_tokens": float(np.mean(useful)) if useful else 0.0,
   }
+
+
+def everyones(got: Gathered) -> Gathered:
+  """What all processes of a run have gathered, for `update_curves`: without screens, prompts and what is kept."""
+  if hosts.alone():
+    return got
+  nothing = Screen.of(np.zeros((1, 1, 3), np.uint8))
+
+  def slim(e: Episode) -> Episode:
+    steps = [dataclasses.replace(s, screen=nothing) for s in e.steps]
+    own = lambda r: {f: getattr(r, f)[r.is_action] for f in ("tokens", "is_action", "logp", "version", "step")}
+    none = np.zeros(0, np.int32)
+    records = [dataclasses.replace(r, **own(r), image_place=none, image_step=none) for r in e.records]
+    return dataclasses.replace(e, steps=steps, records=records, final_screen=None)
+
+  groups = [dataclasses.replace(g, episodes=[slim(e) for e in g.episodes]) for g in got.groups]
+  said = {"groups": groups, "episodes": [slim(e) for e in got.episodes], "dropped": dict(got.dropped), "swapped": got.swapped}
+  text, arrays, _ = blob.encode(said)
+  found = [blob.decode(*(bytes.fromhex(x) for x in one), lambda ref: nothing) for one in hosts.everyone([text.hex(), arrays.hex()])]
+  joined = lambda name: sum((one[name] for one in found), start=[])
+  dropped = sum((collections.Counter(one["dropped"]) for one in found), start=collections.Counter())
+  swapped = sum(one["swapped"] for one in found)
+  return Gathered([], joined("groups"), joined("episodes"), dropped, swapped, got.version, got.stopped)
 
 
 def strip(episode: Episode) -> tuple[np.ndarray, str]:

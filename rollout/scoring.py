@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from core import hosts
 from core.pack import PackItem, PackShape, arrange, episode_items, step_batch, to_batch, unpack
 from core.schema import Credit, Episode, EpisodeScores
 from models.base import Policy
@@ -21,11 +22,12 @@ def plain_items(episode: Episode, policy: Policy) -> list[PackItem]:
 
 
 def score_records(items: list[PackItem], shape: PackShape, blank: np.ndarray, fns: Mapping[str, Callable]) -> list[dict[str, np.ndarray]]:
-  """For each item, each fn(batch) -> [B, L] as f32 [T] by name. Items go in order, as many a batch as `shape` surely holds."""
+  """For each item, each fn(batch) -> [B, L] as f32 [T] by name. Items go in order, as many a batch as `shape` surely holds; of several
+  processes all score as often, since each brings its part of what the devices score together."""
   out: list[dict[str, np.ndarray]] = []
   most = max(1, shape.episodes)
-  for start in range(0, len(items), most):
-    chunk = items[start : start + most]
+  for turn in range(hosts.most(-(-len(items) // most))):
+    chunk = items[turn * most : (turn + 1) * most]
     rows = arrange(chunk, shape)
     batch = to_batch(chunk, rows, shape, blank)
     order = [index for row in rows for index in row]

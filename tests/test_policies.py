@@ -255,7 +255,7 @@ REFUSED = [
   ("qwen2_5_vl", "android.py", {"sampler__sessions__spans": (64,)}, "sampler.sessions.spans end at 64"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__on_load": "drop"}, "sampler on_load is 'drop', wanted keep or rebuild"),
   ("qwen2_5_vl", "android.py", {"sampler__endpoints": ("http://127.0.0.1:1",)}, "sampler.endpoints with policy.checkpoint"),
-  ("qwen2_5_vl", "android.py", {"policy__freeze_tower": True, "practice__weight_decay": 0.1}, "policy.freeze_tower"),
+  ("qwen2_5_vl", "android.py", {"policy__moment": "float16"}, "policy.moment is 'float16'"),
   ("qwen2_5_vl", "android.py", {"copy__when": "later"}, "copy.when is later"),
   ("qwen2_5_vl", "android.py:agent=digirl", {}, "agent digirl does not learn from policy.checkpoint"),
   (

@@ -292,6 +292,8 @@ BAD = [
   (["--config.policy.tiny.patch=7"], "patch"),
   (["--config.policy.tiny.heads=5"], "heads"),
   (["--config.pack.row_tokens=20"], "row_tokens"),
+  (["--config.mesh.tensor=2"], "mesh is data 1 x fsdp 1 x context 1 x tensor 2 = 2, but there are 1 devices"),
+  (["--config.hosts.coordinator=nowhere"], "hosts.coordinator is 'nowhere', wanted address:port"),
   (["--config.env.popup_chance=1.5"], "popup_chance"),
   (["--config.env.popup_most=-1"], "popup_most"),
   (["--config.env.popup_kinds=('ad',)"], "popup_kinds"),

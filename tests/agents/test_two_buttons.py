@@ -221,7 +221,7 @@ class Run(train.Run):
     self.stop, self.timers = train.StopSignals(), train.Timers()
     self.dog = types.SimpleNamespace(beat=lambda what: None)
     self.mesh, self.put, self.base = mesh_lib.make(self.cfg.mesh, jax.devices()[:1]), lambda batch: batch, lambda: None
-    self.leash = self.cfg.practice.leash
+    self.leash, self.batch, self.leash_batch = self.cfg.practice.leash, self.cfg.copy.batch, self.cfg.practice.leash_batch
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)
     self.session = Session(workdir, self.cfg.seed, 1, {"phase": "practice", "done": 0, "version": 0, "ready": ready, "evals": {}})

@@ -25,7 +25,7 @@ def python(code, devices, *args):
   env = os.environ | {
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
   }
   return subprocess.Popen(
     [sys.executable, "-c", code, *map(str, args)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -34,7 +34,7 @@ def python(code, devices, *args):
 
 def finish(*processes):
   for p in processes:
-    out, _ = p.communicate(timeout=60)
+    out, _ = p.communicate(timeout=240)
     assert p.returncode == 0, out
 
 
@@ -78,3 +78,44 @@ assert c.steps() == [2]
   back, host, step = Checkpointer(tmp_path).restore({"w": jnp.zeros((8, 4)), "b": np.zeros(3, np.float32)})
   assert step == 2 and host["me"] == 0
   np.testing.assert_array_equal(back["w"], np.arange(32.0).reshape(8, 4))
+
+
+LEARNER = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from conftest import make_tiny
+from core import mesh as mesh_lib
+from core.checkpoint import Checkpointer, read_numpy
+from core.optimiser import make_optimiser
+from core.state import TrainState
+class knobs: lr, warmup, weight_decay = 1e-3, 0, 0.0
+optimiser, _ = make_optimiser(knobs, 1.0, None, master=True, frozen="visual/")
+policy = make_tiny(layers=1)
+half = lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), policy.init(key))
+shapes = jax.eval_shape(lambda key: {"states": {"policy": TrainState.create(half(key), optimiser)}}, jax.random.key(0))
+rng = np.random.default_rng(0)
+tree = jax.tree.map(lambda x: np.asarray(100 * rng.standard_normal(x.shape), x.dtype), shapes)
+mesh = lambda **sizes: mesh_lib.make({**mesh_lib.defaults(), **sizes})
+meshes = [mesh(), mesh(tensor=2, fsdp=4), mesh(context=2, tensor=2), mesh(data=8, fsdp=1)]
+wide = lambda tree: [np.asarray(x, np.float32) for x in jax.tree.leaves(tree)]
+same = lambda a, b: all(np.array_equal(x, y) for x, y in zip(wide(a), wide(b), strict=True))
+before = tree
+for step, m in enumerate(meshes):  # every mesh reads what the one before wrote, the first what one device wrote
+  Checkpointer(sys.argv[1]).save(step, before)
+  after, _, _ = Checkpointer(sys.argv[1]).restore(mesh_lib.placed(shapes, m, offload=step == 2))
+  wanted = jax.tree.leaves(mesh_lib.shardings(tree, m, offload=step == 2))
+  assert [x.sharding for x in jax.tree.leaves(after)] == wanted and same(after, tree), m
+  before = after
+Checkpointer(sys.argv[1]).save(9, before)
+named = read_numpy(sys.argv[1])
+assert same([named[n] for n, x in mesh_lib.names(tree) if x.size], [x for _, x in mesh_lib.names(tree) if x.size])
+assert named["states/policy/params/embed_tokens"].dtype == jnp.bfloat16
+"""
+
+
+def test_a_learner_goes_from_any_mesh_to_any_other_and_to_numpy(tmp_path):
+  """bfloat16 parameters, their float32 master and Adam's moments: one device, fsdp 8, fsdp 4 x tensor 2, fsdp 2 x context 2 x tensor 2
+  with the optimiser's part in the host's memory, data 8, and back without any."""
+  child = python(LEARNER, 8, tmp_path)
+  finish(child)
+  back, _, step = Checkpointer(tmp_path).restore({"states": {"policy": {"params": {"norm": jnp.zeros(16, jnp.bfloat16)}}}}, partial=True)
+  assert step == 9 and back["states"]["policy"]["params"]["norm"].any()

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -84,13 +85,17 @@ def batch_of(policy, episodes, mesh, rows=1, empty=0):
   return to_batch(items, arrange(items, shape), shape, np.zeros_like(items[0].images[0]))
 
 
-def gradients(update, state, batches):
+def gradients(update, state, batches, mesh):
   """What the optimiser was given; its "step" is nothing and its state the gradient."""
   import jax
 
+  from core import mesh as mesh_lib
+
+  kinds = [x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)]
   state, out = update(state, None, batches, None)
-  assert int(out["skipped"]) == 0 and int(state.updates) == 1
-  return jax.tree.map(np.asarray, state.opt_state), {k: float(out[k]) for k in ("loss", "grad_norm")}
+  assert [x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)] == kinds
+  assert int(out["skipped"]) == 0 and int(jax.device_get(state.updates)) == 1
+  return jax.tree.map(np.asarray, mesh_lib.local(state.opt_state, mesh)), {k: float(out[k]) for k in ("loss", "grad_norm")}
 
 
 def keeper():
@@ -101,7 +106,7 @@ def keeper():
   return optax.GradientTransformation(zeros, lambda g, state, params=None: (zeros(g), g))
 
 
-def learnt(params, mesh):
+def learnt(params, mesh, offload=False):
   """A train state laid out over the mesh."""
   import jax
 
@@ -109,7 +114,7 @@ def learnt(params, mesh):
   from core.state import TrainState
 
   state = TrainState.create(jax.tree.map(jax.numpy.array, params), keeper())
-  return jax.device_put(state, mesh_lib.shardings(state, mesh)) if mesh.size > 1 else state
+  return jax.device_put(state, mesh_lib.shardings(state, mesh, offload)) if mesh.size > 1 else state
 
 
 def both_losses():
@@ -144,9 +149,9 @@ def with_returns(episodes, values):
   return out
 
 
-def case(policy, params, head, episodes, mesh, **packing):
+def case(policy, params, head, episodes, mesh, offload=False, **packing):
   """{name: gradient} of the policy and of a critic of tokens on one mesh, what the updates said, the share of the parameters that a device
-  holds, and the policy's compiled step."""
+  holds, and the policy's compiled step. offload: the policy's optimiser state lies with the host."""
   import jax
 
   from agents import ppo
@@ -155,11 +160,11 @@ def case(policy, params, head, episodes, mesh, **packing):
   from core.pack import unpack
   from models import critic
 
-  batch, state = batch_of(policy, episodes, mesh, **packing), learnt(params, mesh)
+  batch, state = batch_of(policy, episodes, mesh, **packing), learnt(params, mesh, offload)
   held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(state.params)) / sum(x.size for x in jax.tree.leaves(params))
-  update = learner_lib.make_update(learner_lib.make_score(policy), both_losses(), keeper(), mesh=mesh, like=state)
+  update = learner_lib.make_update(learner_lib.make_score(policy), both_losses(), keeper(), mesh=mesh, like=state, offload=offload)
   program = update.lower(state, None, (mesh_lib.put(batch, mesh),), None).compile()
-  grads, said = gradients(program, state, (mesh_lib.put(batch, mesh),))
+  grads, said = gradients(program, state, (mesh_lib.put(batch, mesh),), mesh)
   named = {f"policy/{n}": g for n, g in mesh_lib.names(grads)}
   if head is None:
     return named, said, held, program.as_text()
@@ -172,7 +177,7 @@ def case(policy, params, head, episodes, mesh, **packing):
   values = [[known[np.asarray(i.record.tokens, np.int32).tobytes()] for i in items] for items in episodes]
   batch, state = batch_of(policy, with_returns(episodes, values), mesh, **packing), learnt(weights, mesh)
   update = learner_lib.make_update(made.score, ppo.make(ppo.defaults()).phases[1].loss, keeper(), mesh=mesh, like=state)
-  more, told = gradients(update, state, (mesh_lib.put(batch, mesh),))
+  more, told = gradients(update, state, (mesh_lib.put(batch, mesh),), mesh)
   named |= {f"critic/{n}": g for n, g in mesh_lib.names(more)}
   return named, said | {f"critic/{k}": v for k, v in told.items()}, held, program.as_text()
 
@@ -181,6 +186,28 @@ def collectives(text):
   """{kind: shapes} of what a compiled program moves between devices."""
   found = re.findall(r"= \w+\[([\d,]*)\]\S* (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\(", text)
   return {kind: sorted({shape for shape, k in found if k == kind}) for _, kind in found}
+
+
+def in_two_processes(address, index):
+  """Four of eight devices and half of the episodes in each of two processes, against all of it on one device."""
+  import jax
+
+  from core import hosts
+  from core import mesh as mesh_lib
+
+  knobs = hosts.defaults()
+  knobs.update({"coordinator": address, "count": 2, "index": int(index), "join": 120.0})
+  hosts.join(knobs)
+  jax.config.update("jax_disable_most_optimizations", True)
+  policy, load = tiny_policy(None)
+  params, episodes = jax.tree.map(np.asarray, load()), records(policy)
+  one, mesh = mesh_lib.make(mesh_lib.defaults(), jax.local_devices()[:1]), mesh_lib.make({**mesh_lib.defaults(), "tensor": 2})
+  assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
+  whole, said, _, _ = case(policy, params, None, episodes, one)
+  grads, told, held, _ = case(policy, params, None, hosts.deal(episodes), mesh, rows=2)
+  gaps = {n: float(np.abs(g - whole[n]).max() / np.abs(whole[n]).max()) for n, g in grads.items()}
+  out = {"gaps": gaps, "said": {k: abs(v - said[k]) / abs(said[k]) for k, v in told.items()}, "held": held, "moved": {}}
+  print(json.dumps({"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}, "vocab": 0, "2 x 4": out}))
 
 
 def main(kind, *names):
@@ -206,7 +233,7 @@ def main(kind, *names):
     if names and name not in names:
       continue
     mesh = mesh_lib.make({**knobs, **shape})
-    grads, numbers, held, text = case(policy, params, head, [episodes[i] for i in order], mesh, **packing)
+    grads, numbers, held, text = case(policy, params, head, [episodes[i] for i in order], mesh, name == "fsdp 4, tensor 2", **packing)
     gaps = {n: float(np.abs(g - whole[n]).max() / max(np.abs(whole[n]).max(), 1e-30)) for n, g in grads.items()}
     told = {k: abs(v - said[k]) / abs(said[k]) for k, v in numbers.items()}
     out[name] = {"gaps": gaps, "said": told, "held": held, "moved": collectives(text)}
@@ -216,22 +243,35 @@ def main(kind, *names):
 POLICIES = {"tiny": tiny_policy, "vision_language": vision_language_policy}
 
 
-def run(*args):
-  """What the script prints, in a process of 8 devices."""
+def start(*args, devices=8):
+  """The script in a process of so many devices."""
   tests = pathlib.Path(__file__).resolve().parents[1]
-  env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
-  env["PYTHONPATH"] = os.pathsep.join([str(tests), str(tests.parent)])
-  done = subprocess.run([sys.executable, __file__, *args], env=env, capture_output=True, text=True, timeout=900, check=False)
-  assert done.returncode == 0, done.stderr[-3000:]
-  return json.loads(done.stdout.splitlines()[-1])
+  env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"}
+  env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
+  return subprocess.Popen([sys.executable, __file__, *map(str, args)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def check(out, names, tolerance=1e-6):
-  """Every gradient is there and the same, in float32; every device holds an eighth, but for what is too small or does not divide."""
+def said(*processes):
+  """What they print, once they have ended well."""
+  out = []
+  try:
+    for process in processes:
+      text, errors = process.communicate(timeout=900)
+      assert process.returncode == 0, errors[-3000:]
+      out.append(json.loads(text.splitlines()[-1]))
+  finally:
+    for process in processes:
+      process.kill()
+  return out
+
+
+def check(out, names, tower=1e-6):
+  """Every gradient is there and the same in float32, to 1e-6 of a leaf's largest (`tower` in the vision tower); every device holds an
+  eighth, but for what is too small or does not divide."""
   assert set(out) - {"largest", "vocab"} == set(names)
   assert all(size > 0 for size in out["largest"].values())
   for name in names:
-    bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= tolerance}
+    bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= (tower if "visual/" in leaf else 1e-6)}
     assert not bad and len(out[name]["gaps"]) == len(out["largest"]), (name, bad)
     assert all(gap < 1e-6 for gap in out[name]["said"].values()), out[name]["said"]
     assert 1 / 8 <= out[name]["held"] < 0.16, out[name]["held"]
@@ -240,24 +280,33 @@ def check(out, names, tolerance=1e-6):
 def test_a_step_on_every_axis_at_once_is_the_step_on_one_device():
   """Two records a row, rows of padding, episodes in another order, on 2 x 2 x 2 devices."""
   name = "fsdp 2, context 2, tensor 2"
-  check(run("tiny", name), [name])
+  check(*said(start("tiny", name)), [name])
 
 
 @pytest.mark.slow
 def test_every_mesh_gives_one_gradient():
   """GRPO, GSPO's episode ratio and, through the values of a critic on the same mesh, GAE across packed rows."""
-  check(run("tiny"), MESHES)
+  check(*said(start("tiny")), MESHES)
+
+
+@pytest.mark.slow
+def test_two_processes_of_four_devices_give_it_too():
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{s.getsockname()[1]}"
+  for out in said(*(start("processes", address, i, devices=4) for i in range(2))):
+    check(out, ["2 x 4"])
 
 
 @pytest.mark.slow
 def test_a_vision_language_step_gathers_no_logits():
   """The same with images, remat and a vocabulary over tensor, of which no device ever gathers more than its part."""
-  out = run("vision_language")
-  check(out, MESHES, tolerance=2e-6)
+  (out,) = said(start("vision_language"))
+  check(out, MESHES, tower=4e-6)  # small sums of large numbers: one device and another order of rows differ as much
   for name in list(MESHES)[1:]:
     wide = [shape for shapes in out[name]["moved"].values() for shape in shapes if shape.endswith(f",{out['vocab']}")]
     assert not wide, (name, wide)
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  in_two_processes(*sys.argv[2:]) if sys.argv[1] == "processes" else main(*sys.argv[1:])

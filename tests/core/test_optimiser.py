@@ -10,7 +10,7 @@ import pytest
 
 from agents.base import follow
 from core import learner as learner_lib
-from core.optimiser import check_finite, make_optimiser
+from core.optimiser import check_finite, make_optimiser, with_master
 from core.segments import Total
 from core.state import TrainState
 
@@ -72,6 +72,31 @@ def test_broken_steps_in_a_row_stop_the_run():
   with pytest.raises(FloatingPointError, match="3 optimiser steps in a row") as error:
     check_finite({"skipped": np.int32(3)}, 3)
   assert "\n" not in str(error.value)
+
+
+def test_small_steps_add_up_in_the_float32_copy():
+  """bfloat16 has 1 - 2^-8 below 1. Steps of -2^-10: three of them are past the half way, where a weight without a copy never moves."""
+  step = optax.sgd(1.0)
+  for optimiser, want in ((with_master(step), [1.0, 1.0, 1 - 2**-8, 1 - 2**-8]), (step, [1.0, 1.0, 1.0, 1.0])):
+    params, seen = {"w": jnp.ones(1, jnp.bfloat16)}, []
+    state = optimiser.init(params)
+    for _ in range(4):
+      updates, state = optimiser.update({"w": jnp.full(1, 2**-10, jnp.float32)}, state, params)
+      params = optax.apply_updates(params, updates)
+      seen.append(float(params["w"][0]))
+    assert seen == want and params["w"].dtype == jnp.bfloat16
+  assert float(with_master(step).init(params).master["w"][0]) == 1.0
+
+
+def test_what_is_frozen_neither_moves_nor_has_a_state():
+  """Weight decay 0.5 and a gradient pull at both; of Adam's two moments the frozen leaf has none."""
+  params = {"visual": {"w": jnp.ones(3)}, "model": {"w": jnp.ones(2)}}
+  optimiser, _ = make_optimiser(knobs(warmup=0, weight_decay=0.5), 1e9, None, frozen="(^|/)visual/")
+  state = optimiser.init(params)
+  assert sorted(x.size for x in jax.tree.leaves(state) if x.ndim) == [2, 2]
+  step, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), state, params)
+  assert step["visual"]["w"].tolist() == [0, 0, 0]
+  np.testing.assert_allclose(step["model"]["w"], [-0.15, -0.15], rtol=1e-5)  # 0.1 of Adam's sign, 0.1 * 0.5 of decay
 
 
 def test_a_step_that_cannot_be_taken_leaves_everything_as_it_was():

@@ -1,4 +1,13 @@
-"""Every backend of attention is the naive one in its numbers and gradients, with grouped heads, packed segments and ragged lengths."""
+"""Every backend of attention is the naive one in its numbers and gradients, with grouped heads, packed segments and ragged lengths.
+
+Forced CPU devices need a fresh process: this file is also the script that it runs.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +85,15 @@ def test_what_is_chosen():
   assert attention.choose("splash", visible, jnp.float32) == "splash"
 
 
+@pytest.mark.parametrize("shares", [2, 4])
+def test_queries_are_dealt_so_that_all_see_as_many_keys(shares):
+  """Causal: query t sees t + 1 keys. Each of the devices then has the same sum; of three everything stays in order."""
+  order = attention.dealt(64, shares)
+  assert sorted(order) == list(range(64))
+  assert len({int((part + 1).sum()) for part in np.split(order, shares)}) == 1
+  np.testing.assert_array_equal(attention.dealt(12, 3), range(12))
+
+
 def test_a_function_is_taken_as_a_backend():
   q, k, v, visible = packed_inputs()
   np.testing.assert_array_equal(attention.mix(q, k, v, visible, lambda q, k, v, visible: q + 1), q + 1)
@@ -85,3 +103,45 @@ def test_splash_says_what_it_cannot_do():
   q, k, v, visible = packed_inputs(200)
   with pytest.raises(ValueError, match="a multiple of 128 tokens, got 200; use attention='chunked'"):
     attention.splash(q, k, v, visible)
+
+
+def main():
+  """Value and gradients of the backends that are run under shard_map, on fsdp 2 x context 2 x tensor 2, against the oracle."""
+  from core import mesh as mesh_lib
+
+  mesh, out = mesh_lib.make({**mesh_lib.defaults(), "context": 2, "tensor": 2}), {}
+  q, k, v, visible = packed_inputs(256)
+  real = (visible.query_segment > 0)[..., None, None]
+  spread = {"chunked": attention.chunked, "splash": BACKENDS["splash"]}
+
+  def both(name, q, k, v):
+    def loss(qkv):
+      with mesh_lib.use(mesh) if name != "naive" else mesh_lib.use(mesh_lib.make(mesh_lib.defaults(), jax.devices()[:1])):
+        mixed = jnp.where(real, attention.mix(*qkv, visible, name), 0)
+      return jnp.sin(mixed).sum(), mixed
+
+    (_, mixed), grads = jax.value_and_grad(loss, has_aux=True)((q, k, v))
+    return mixed, *grads
+
+  attention.BACKENDS |= spread
+  want = jax.jit(both, static_argnums=0)("naive", q, k, v)
+  for name in spread:
+    got = jax.jit(both, static_argnums=0)(name, q, k, v)
+    out[name] = [float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(a)).max()) for a, b in zip(want, got)]
+    out[name].append(len({s.index for s in got[0].addressable_shards}))
+  print(json.dumps(out))
+
+
+@pytest.mark.slow
+def test_rows_heads_and_queries_over_eight_devices():
+  """Each device holds an eighth of what is mixed: its rows, its heads, its half of the queries."""
+  env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+  env["PYTHONPATH"] = str(pathlib.Path(__file__).parents[2])
+  done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=600, check=False)
+  assert done.returncode == 0, done.stderr[-3000:]
+  for name, (*gaps, parts) in json.loads(done.stdout.splitlines()[-1]).items():
+    assert all(gap < 3e-6 for gap in gaps) and parts == 8, (name, gaps, parts)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,168 @@
+"""Processes that are one run, one a host: how they find each other, what they tell each other, what only one of them does.
+
+Every process runs the same train.py over one mesh (core/mesh.py). Each has environments, sampler, queue and random numbers of its own and
+gives an equal share of every batch; what all must decide alike they decide from `everyone`. The first writes the workdir's files, each
+other one its own under workdir/hosts/INDEX; all write their part of a checkpoint. A host that dies ends the others within `heartbeat`
+seconds (an abort, or core.stop.EXIT_PARTED), and supervise.py on each brings its own back: the run goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+from jax._src import distributed  # the key-value store of the coordinator has no public name
+
+_PART = 1 << 20  # bytes of a value that the store takes at once
+_rounds = itertools.count()
+_patience = 1800.0
+
+
+class Parted(Exception):
+  """The other processes of the run are not there, or no longer."""
+
+
+def defaults() -> ml_collections.ConfigDict:
+  return ml_collections.ConfigDict(
+    {
+      # address:port of the first process, which listens there and nowhere else; "auto": as TPU pods, Slurm, GKE or Open MPI say;
+      # "": JAX_COORDINATOR_ADDRESS where it is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID, else this process is alone
+      "coordinator": "",
+      "count": 0,  # processes; read with an address
+      "index": -1,  # of this process, the one knob in which hosts differ
+      "join": 300.0,  # seconds to wait for the others at the start
+      "heartbeat": 10,  # seconds without a sign of a process until the others end
+      "patience": 1800.0,  # seconds to wait for what another process has to say
+    }
+  )
+
+
+def check(cfg: Any) -> None:
+  """ValueError of one line for what cannot be."""
+  address, count, index = where(cfg)
+  if address in ("", "auto"):
+    return
+  if ":" not in address or not address.rpartition(":")[2].isdigit():
+    raise ValueError(f"hosts.coordinator is {address!r}, wanted address:port of the first process, or auto")
+  if count < 1 or not 0 <= index < count:
+    raise ValueError(f"hosts.index is {index} of hosts.count {count}: wanted an index of its own from 0 to count - 1 in every process")
+
+
+def where(cfg: Any) -> tuple[str, int, int]:
+  """(coordinator, count, index) of this process, from the knobs or the environment."""
+  if cfg.coordinator or "JAX_COORDINATOR_ADDRESS" not in os.environ:
+    return cfg.coordinator, cfg.count, cfg.index
+  number = lambda name, default: int(os.environ.get(name, default))
+  return os.environ["JAX_COORDINATOR_ADDRESS"], number("JAX_NUM_PROCESSES", cfg.count), number("JAX_PROCESS_ID", cfg.index)
+
+
+def join(cfg: Any) -> None:
+  """Finds the other processes; before anything else asks for a device. Parted where they do not come in time.
+
+  A process that is back while its old companions still hold their places is refused by them until they are gone: it tries again."""
+  global _patience
+  address, count, index = where(cfg)
+  _patience = cfg.patience
+  if not address or count == 1:
+    return
+  jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which is core/stop.py's
+  known = {} if address == "auto" else {
+    "coordinator_address": address, "num_processes": count, "process_id": index, "coordinator_bind_address": address,
+    "cluster_detection_method": "deactivate",
+  }  # fmt: skip
+  until = time.monotonic() + cfg.join
+  while True:
+    left = max(1, int(until - time.monotonic()))
+    try:
+      jax.distributed.initialize(**known, initialization_timeout=left, heartbeat_timeout_seconds=cfg.heartbeat, shutdown_timeout_seconds=60)
+      return
+    except (RuntimeError, ValueError) as error:
+      distributed.global_state.__init__()
+      if time.monotonic() > until - 1:
+        raise Parted(f"the processes of this run did not come together within {cfg.join:g} s (hosts.join): {error}") from error
+      print(f"not joined yet: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)
+      time.sleep(1.0)
+
+
+def alone() -> bool:
+  """Whether this process is the whole run. Asks for no device."""
+  return not jax.distributed.is_initialized() or jax.process_count() == 1
+
+
+def own(workdir: pathlib.Path) -> pathlib.Path:
+  """The folder that this process alone writes: the workdir in the first one."""
+  return workdir if jax.process_index() == 0 else workdir / "hosts" / str(jax.process_index())
+
+
+def everyone(value: Any) -> list[Any]:
+  """What each process says, in their order; plain values as JSON holds them. All must call this in the same places."""
+  return [json.loads(text) for text in _exchange(json.dumps(value).encode())] if not alone() else [value]
+
+
+def share(number: int, name: str) -> int:
+  """This process's equal part of what a knob says of the whole run. ValueError where there is none."""
+  count = 1 if alone() else jax.process_count()
+  if number % count:
+    raise ValueError(f"{name} is {number}, wanted a multiple of the {count} processes of this run: each gives an equal share")
+  return number // count
+
+
+def deal(things: list) -> list:
+  """Every count-th of things that all processes have alike, from this one's index on."""
+  return things if alone() else things[jax.process_index() :: jax.process_count()]
+
+
+def most(number: int) -> int:
+  """The largest of what the processes say."""
+  return max(everyone(number))
+
+
+def _exchange(mine: bytes) -> list[bytes]:
+  """Every process's bytes, by the coordinator's store: no device is asked, nothing compiles."""
+  try:
+    return _exchanged(mine)
+  except RuntimeError as error:
+    raise Parted(f"a process of this run did not answer: {' '.join(str(error).split())[:200]}") from error
+
+
+def _exchanged(mine: bytes) -> list[bytes]:
+  client, index, turn = distributed.global_state.client, jax.process_index(), next(_rounds)
+  parts = [mine[i : i + _PART] for i in range(0, len(mine), _PART)] or [b""]
+  client.key_value_set_bytes(f"practice/{turn}/{index}", str(len(parts)).encode())
+  for i, part in enumerate(parts):
+    client.key_value_set_bytes(f"practice/{turn}/{index}/{i}", part)
+  wait = lambda key: client.blocking_key_value_get_bytes(key, int(1000 * _patience))
+  found = []
+  for other in range(jax.process_count()):
+    n = int(wait(f"practice/{turn}/{other}"))
+    found.append(b"".join(wait(f"practice/{turn}/{other}/{i}") for i in range(n)) if other != index else mine)
+  if index == 0 and turn > 1:  # all have spoken in this round, so none is behind the one before
+    client.key_value_delete(f"practice/{turn - 2}/")
+  return found
+
+
+def same_config(resolved: dict[str, Any]) -> None:
+  """ValueError naming what differs where the processes were not started with one config; before anything compiles."""
+  flat = {k: v for k, v in _flat("config", resolved) if k != "config.hosts.index"}
+  first = everyone(flat)[0]
+  found = everyone({k: flat.get(k) for k in sorted(first.keys() | flat.keys()) if first.get(k) != flat.get(k)})
+  other = next((i for i, differs in enumerate(found) if differs), None)
+  if other is not None:
+    name, got = next(iter(found[other].items()))
+    more = f" (and {len(found[other]) - 1} more)" if len(found[other]) > 1 else ""
+    raise ValueError(f"{name}{more} is {got!r} in process {other} and {first.get(name)!r} in process 0: start all with one config")
+
+
+def _flat(name: str, value: Any):
+  if isinstance(value, dict):
+    for k, v in value.items():
+      yield from _flat(f"{name}.{k}", v)
+  else:
+    yield name, value
