@@ -125,6 +125,7 @@ def main():
 
   attention.BACKENDS |= spread
   want = jax.jit(both, static_argnums=0)("naive", q, k, v)
+  q, k, v = jax.device_put((q, k, v), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
   for name in spread:
     got = jax.jit(both, static_argnums=0)(name, q, k, v)
     out[name] = [float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(a)).max()) for a, b in zip(want, got)]
