@@ -9,6 +9,7 @@ import pytest
 from agents.base import Agent, Phase, keep_all
 from core.pack import shape_for
 from core.schema import Credit, Group
+from rollout import feed as feed_lib
 from rollout.buffer import Buffer
 from rollout.feed import Feed
 from rollout.gather import Gathered
@@ -73,6 +74,19 @@ def test_one_pass_covers_every_record_once_and_epochs_repeat_it(named):
   for half in (batches[:3], batches[3:]):
     assert {x for b in half for x in who(b)} == whole and sum(len(who(b)) for b in half) == len(whole)
   assert who(batches[0]) != who(batches[3])  # in another order
+
+
+def test_a_process_with_less_gives_padding_until_all_have_made_as_many_steps(named, monkeypatch):
+  """Fault S2. This process has two steps' worth of records, another says that it has three steps, whose batches have returns."""
+  monkeypatch.setattr(feed_lib.hosts, "alone", lambda: False)
+  monkeypatch.setattr(feed_lib.hosts, "everyone", lambda said: [said, [3, ["return_"]]])
+  monkeypatch.setattr(feed_lib.hosts, "share", lambda number, name: number)
+  episodes = [named(i, i % 2) for i in range(8)]
+  steps = list(feed().steps(phase(), got(episodes), {}))
+  assert [sum(who(b).values()) > 0 for (b,) in steps] == [True, True, False]
+  (blank,) = list(feed().steps(phase(), Gathered(), {}))[2]  # one that has nothing at all makes as many, of the same fields
+  assert not blank.is_action.any() and not blank.episode_valid.any() and not blank.return_.any()
+  assert blank.tokens.shape == steps[0][0].tokens.shape and blank.return_.shape == blank.tokens.shape
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])

@@ -1,5 +1,7 @@
 """The curves and tables of a run, each number by hand."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -194,3 +196,21 @@ def test_the_summary_names_the_right_evaluation():
   assert rows["with pop-ups"] == ["11.0%", "80.0%"] and rows["without pop-ups"] == ["10.0%", "82.0%"]
   assert rows["with pop-ups, greedy"] == ["13.0%", "81.0%"] and rows["unreadable"] == ["12.5%", "12.5%"]
   assert rows["episodes with notify"] == "25.0% of 20 25.0% of 20".split() and rows["episodes without a pop-up"][0] == "90.0%"
+
+
+def test_curves_of_two_processes_are_those_of_all_their_episodes(group_of, monkeypatch):
+  """Fault S7: 3 of 4 passes in one process and 0 of 4 in the other are 3 of 8 in both."""
+  halves = []
+  for name, raws in (("a", [1, 1, 0, 1]), ("b", [0, 0, None, 0])):
+    group = group_of(raws, name=name, task=name)
+    halves.append(Gathered([group], [group], list(group.episodes), collections.Counter(all_fail=4), 1, 0))
+  said = []
+  monkeypatch.setattr(instruments.hosts, "alone", lambda: False)
+  monkeypatch.setattr(instruments.hosts, "everyone", lambda value: said.append(value) or list(said))
+  instruments.everyones(halves[0])
+  both = instruments.everyones(halves[1])
+  whole = Gathered(groups=halves[0].groups + halves[1].groups, episodes=halves[0].episodes + halves[1].episodes,
+                   dropped=collections.Counter(all_fail=8), swapped=2)  # fmt: skip
+  got, want = (instruments.update_curves(g, [], [], 0, 1.0) for g in (both, whole))
+  assert got == want and got["reward/success"] == pytest.approx(3 / 7) and got["episodes/infra_error"] == 1 / 8
+  assert all(step.screen.pixels.size == 3 for e in both.episodes for step in e.steps)  # screens stay where they are
