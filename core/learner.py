@@ -43,25 +43,13 @@ def jitted(score: Callable, mesh: Mesh) -> Callable:
   return jax.jit(on_mesh, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def make_update(
-  score, loss, optimiser, leash: float = 0.0, leash_loss: Callable | None = None, *, mesh: Mesh | None = None, like: Any = None,
-  offload: bool = False,
-):  # fmt: skip
-  """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
-
-  batches: micro-batches, whose sums and counts are added, in float32 and one after another, before the one division. leash: weight of
-  the mean of `leash_loss` on `demo`, a batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is
-  not finite, or whose mask left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted
-  ("skipped", "empty"). mesh: of more than one device: states like `like` (anything with its shapes) come and go as core/mesh.py splits
-  them, batches come as mesh.put puts them, numbers go to every device. offload: the optimiser's state comes and goes by the host's memory.
-  """
+def adder(score: Callable, loss: Callable) -> Callable:
+  """added(params, frozen, batches) -> (sum of the losses, count, metrics, gradients of the sum in float32) of micro-batches, one after
+  another: there is room for one at a time."""
 
   def summed(params, frozen, batch):
     total, metrics = loss(score(params, frozen, batch), batch)
     return total.sum, (total.count, metrics)
-
-  def pulled(params, frozen, demo):
-    return leash * leash_loss(score(params, frozen, demo), demo)[0].mean()
 
   def part(params, frozen, batch):
     (value, (count, metrics)), grads = jax.value_and_grad(summed, has_aux=True)(params, frozen, batch)
@@ -74,6 +62,27 @@ def make_update(
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, params, frozen, batches[0]))
     add = lambda sums, batch: (jax.tree.map(jnp.add, sums, part(params, frozen, batch)), None)
     return jax.lax.scan(add, zero, stacked)[0]
+
+  return added
+
+
+def make_update(
+  score, loss, optimiser, leash: float = 0.0, leash_loss: Callable | None = None, *, mesh: Mesh | None = None, like: Any = None,
+  offload: bool = False,
+):  # fmt: skip
+  """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
+
+  batches: micro-batches, whose sums and counts are added (`adder`) before the one division. leash: weight of the mean of `leash_loss` on
+  `demo`, a batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is not finite, or whose mask
+  left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted ("skipped", "empty").
+  mesh: of more than one device: states like `like` (anything with its shapes) come and go as core/mesh.py splits them, batches come as
+  mesh.put puts them, numbers go to every device. offload: the optimiser's state comes and goes by the host's memory.
+  """
+
+  added = adder(score, loss)
+
+  def pulled(params, frozen, demo):
+    return leash * leash_loss(score(params, frozen, demo), demo)[0].mean()
 
   def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
     value, counted, metrics, grads = added(state.params, frozen, batches)
