@@ -80,7 +80,7 @@ class OSWorldEnv(gym.Env):
     self.judge = (judge or judges.make(cfg.judge)) if cfg.judge.beside else None
     self.files: Files = hand.files
     self.shown = tuple(cfg.shown) if any(cfg.shown) else tuple(machine.size)
-    self.lease = Lease(str(computer).replace("/", "-"))
+    self.lease = Lease()
     memory = cfg.check_memory_mb << 20
     self.checker = Checker(str(self.lease.folder), cfg.evaluator, cfg.check_seconds, memory, cfg.sandbox)
     self.observation_space, self.action_space = observation_space(*self.shown), text_space()

@@ -106,7 +106,7 @@ def foreign(python: str, memory: int, sandbox: str) -> tuple[frozenset[str], fro
   from envs.osworld.checker import Checker
   from envs.osworld.lease import Lease
 
-  lease = Lease("listing")
+  lease = Lease()
   checker = Checker(str(lease.folder), python, memory=memory, sandbox=sandbox)
   try:
     listed = checker.listed(theirs=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import tempfile
+
+from envs.children import Nest
 
 
 class Lease:
-  """folder: where it is; removed by close()."""
+  """folder: where it is; removed by close(), and if its owner dies, by the next one."""
 
-  def __init__(self, name: str):
-    self.held = tempfile.TemporaryDirectory(prefix=f"practice-osworld-{name}-")
-    self.folder = pathlib.Path(self.held.name)
+  def __init__(self):
+    self.nest = Nest("osworld")
+    self.folder = self.nest.folder / "lease"
+    self.folder.mkdir()
 
   def clear(self) -> None:
     for entry in os.scandir(self.folder):
@@ -38,7 +40,7 @@ class Lease:
     return str(path)
 
   def close(self) -> None:
-    self.held.cleanup()
+    self.nest.close()
 
 
 def inside(name: str) -> bool:

@@ -16,7 +16,8 @@ from envs.osworld.files import Files
 from envs.osworld.lease import Lease
 from envs.osworld.taskfile import fill
 
-POLL = 0.3  # seconds between two looks
+POLL = 0.3  # seconds between two runs of a command
+WINDOW_POLL = 1.0  # between two looks for a window, which a slow guest pays for while it starts the application
 TEXT_LIMIT = 16 << 20
 
 
@@ -136,7 +137,7 @@ class Setup:
     while not act():
       if time.monotonic() >= limit:
         raise StepFailed(f"there is no window {name!r}")
-      time.sleep(POLL)
+      time.sleep(min(WINDOW_POLL, self.window_seconds))
 
   def _change_wallpaper(self, path: str) -> None:
     if not self.guest.change_wallpaper(path, self.step_seconds):

@@ -219,7 +219,7 @@ def starts(base: qemu.Template, there: at_hand.Hand, cfg: ml_collections.ConfigD
 def prepare(machine: qemu.Machine, file: taskfile.TaskFile, warm: list[str], there: at_hand.Hand, cfg: ml_collections.ConfigDict) -> None:
   """Brings a task's start about, to be saved: its setup, and what is done once so that the agent does not wait for it (warm)."""
   values = values_of(tuple(machine.size), cfg.password)
-  with contextlib.closing(Lease("start")) as lease:
+  with contextlib.closing(Lease()) as lease:
     Setup(machine.guest, there.files, lease, values, there.uploads, cfg.step_seconds, cfg.window_seconds).before(file.config, file.id)
   machine.settle(3 * cfg.settle_most)
   for text in warm:

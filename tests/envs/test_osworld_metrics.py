@@ -263,6 +263,17 @@ def test_the_same_harm_in_the_expected_file_is_no_score(folder, tmp_path):
     score("compare_docx_files", str(folder / "a.odt"), str(path), {})
 
 
+def test_a_document_type_makes_a_whole_document_unreadable(folder, tmp_path):
+  """Where the library that opens it would have gone on: nothing but the declaration is wrong."""
+  for name, part, metric in (("a.docx", "word/document.xml", "compare_docx_files"), ("a.odt", "content.xml", "practice_document_runs")):
+    with zipfile.ZipFile(folder / name) as opened:
+      members = {member: opened.read(member).decode() for member in opened.namelist() if not member.endswith(".jpeg")}
+    members[part] = members[part].replace("?>", '?><!DOCTYPE x [<!ENTITY a "b">]>', 1)
+    (tmp_path / name).write_bytes(office.archive(members))
+    with pytest.raises(guard.BadResult, match="document type|DTDForbidden"):
+      score(metric, str(tmp_path / name), {"expected": []} if metric.startswith("practice") else str(folder / name), {})
+
+
 def test_huge_files_are_not_read(folder, tmp_path):
   path = tmp_path / "a.txt"
   with path.open("wb") as file:
