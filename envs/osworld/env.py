@@ -26,6 +26,7 @@ from envs.osworld.setup import Setup, values_of
 from envs.referees import Judge
 
 DESKTOP = ("click", "left_double", "right_single", "drag", "scroll", "hotkey", "type", "wait")  # what Machine.act does by itself
+REST_POLL = 0.5  # seconds between two looks at a screen that should stay at rest
 COMPAT_RESET, COMPAT_EVALUATE = 60.0, 20.0  # seconds that the benchmark's own runner sleeps
 
 
@@ -58,6 +59,20 @@ def perform(machine: Any, action: Action) -> None:
       time.sleep(args["seconds"])
     case _:
       raise ValueError(f"action {kind!r} is not one of a desktop")
+
+
+def rest(machine: Any, still: float, most: float) -> tuple[np.ndarray, bool]:
+  """Waits until the screen has been at rest for `still` seconds, at most `most`: an application that starts also waits, for its disk, and
+  is not there yet. (The last look, whether it came to rest.)"""
+  until, since, frame = time.monotonic() + most, None, None
+  while True:
+    last, (frame, rested) = frame, machine.settle()
+    now = time.monotonic()
+    if not rested or last is None or not np.array_equal(last, frame):
+      since = now if rested else None
+    if since is not None and now - since >= still or now >= until:
+      return frame, since is not None and now - since >= still
+    time.sleep(min(REST_POLL, still))
 
 
 class OSWorldEnv(gym.Env):
@@ -107,7 +122,7 @@ class OSWorldEnv(gym.Env):
     self._setup().before(steps, task.id)
     if self.cfg.compat_sleeps:
       time.sleep(COMPAT_RESET)
-    self._look(self.cfg.settle_most * 3 if steps else None)  # applications that were started draw for longer than after an action
+    self._look(*rest(self.machine, self.cfg.still_seconds if steps else 0.0, self.cfg.window_seconds))
     self.done = False
     return self._observe(), {"notes": dict(self._extra)}
 
@@ -129,7 +144,7 @@ class OSWorldEnv(gym.Env):
     except Untypable as refused:
       self._extra["refused"] = str(refused)[:300]
     phases.enter("settle")
-    self._look()
+    self._look(*self.machine.settle())
     phases.enter("observe")
     if self.steps >= self.task.limits.steps:
       return self._finish(action, "steps", self._verdict(False))
@@ -141,8 +156,7 @@ class OSWorldEnv(gym.Env):
     self.done, self._extra = True, {}
     return self._finish(None, "seconds", self._verdict(False))[4]
 
-  def _look(self, seconds: float | None = None) -> None:
-    frame, rested = self.machine.settle(seconds)
+  def _look(self, frame: np.ndarray, rested: bool) -> None:
     if not rested:
       self._extra["unsettled"] = True
     if frame.size == 0:

@@ -21,7 +21,7 @@ from envs.canary import Canary, do_nothing, known_good
 from envs.osworld import hand as at_hand
 from envs.osworld import taskfile, tasks
 from envs.osworld.checker import SANDBOXES
-from envs.osworld.env import OSWorldEnv, perform
+from envs.osworld.env import OSWorldEnv, perform, rest
 from envs.osworld.files import Files
 from envs.osworld.lease import Lease
 from envs.osworld.setup import Setup, values_of
@@ -58,6 +58,7 @@ def defaults() -> ml_collections.ConfigDict:
       "check_memory_mb": 8192,  # address space of the metrics' process
       "step_seconds": 90.0,  # of one setup or postconfig step, and of a getter's call
       "window_seconds": 60.0,  # until a window that setup waits for is there
+      "still_seconds": 3.0,  # that the start screen must have been at rest after setup steps, at most window_seconds
       "compat_sleeps": False,  # also sleep as the benchmark's runner does: 60 s after setup, 20 s before the checks
     }
   )
@@ -83,6 +84,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "index": (bool(cfg.tasks) or not cfg.index and not cfg.held_out, "a file in env.tasks, which is empty"),
     "families": (tuple(cfg.families) == ("all",) or bool(cfg.families), "('all',), or names"),
   }
+  wanted["still_seconds"] = (0 <= cfg.still_seconds <= cfg.window_seconds, "0 to env.window_seconds")
   for name in ("check_seconds", "step_seconds", "window_seconds"):
     wanted[name] = (0 < cfg[name] < 3600, "seconds above 0")
   for name, (good, want) in wanted.items():
@@ -221,10 +223,10 @@ def prepare(machine: qemu.Machine, file: taskfile.TaskFile, warm: list[str], the
   values = values_of(tuple(machine.size), cfg.password)
   with contextlib.closing(Lease()) as lease:
     Setup(machine.guest, there.files, lease, values, there.uploads, cfg.step_seconds, cfg.window_seconds).before(file.config, file.id)
-  machine.settle(3 * cfg.settle_most)
+  rest(machine, cfg.still_seconds, cfg.window_seconds)
   for text in warm:
     perform(machine, actions.parse(text, "desktop", machine.size))
-    machine.settle(3 * cfg.settle_most)
+    rest(machine, cfg.still_seconds, cfg.window_seconds)
 
 
 # ---- what goes before practice

@@ -10,6 +10,7 @@ import time
 
 import gymnasium as gym
 import ml_collections
+import numpy as np
 import pytest
 
 from core.schema import SUCCESS, Action, Limits, Task
@@ -19,7 +20,7 @@ from envs.guest import GuestHung
 from envs.osworld import checker as checker_lib
 from envs.osworld import hand as at_hand
 from envs.osworld import scoring, taskfile, tasks
-from envs.osworld.env import OSWorldEnv, perform
+from envs.osworld.env import OSWorldEnv, perform, rest
 from envs.osworld.files import Files
 from envs.osworld.getters import FileMissing
 from tests.envs.desktop_double import Desktop, DoubleMachine
@@ -32,7 +33,7 @@ def knobs(**changed):
   cfg = ml_collections.ConfigDict(
     {
       "grammar": "desktop", "shown": (0, 0), "evaluator": "", "check_seconds": 20.0, "check_memory_mb": 8192, "sandbox": "auto",
-      "settle_most": 1.0, "step_seconds": 5.0, "window_seconds": 0.5, "password": "pw", "compat_sleeps": False,
+      "still_seconds": 0.0, "step_seconds": 5.0, "window_seconds": 0.5, "password": "pw", "compat_sleeps": False,
     }
     | changed
   )  # fmt: skip
@@ -289,6 +290,26 @@ def test_a_guest_that_hangs_is_an_infra_error_and_not_a_score(world, desktop):
   env = world(step_seconds=0.4)
   with pytest.raises(GuestHung):
     play(env, task_of(check_of("compare_text_file", VM_FILE, GOLD)), DONE)
+
+
+def test_a_start_screen_must_stay_at_rest(desktop):
+  """Looks at a screen: what is drawn late begins the wait anew; one that never rests is given up."""
+  class Screen:
+    def __init__(self, looks):
+      self.looks, self.count = looks, 0
+
+    def settle(self):
+      self.count += 1
+      shade, rested = self.looks[min(self.count, len(self.looks)) - 1]
+      return np.full((2, 2, 3), shade, np.uint8), rested
+
+  late = Screen([(1, True), (2, True), (2, True)])
+  frame, rested = rest(late, 0.05, 5.0)
+  assert rested and frame[0, 0, 0] == 2 and late.count >= 3
+  frame, rested = rest(Screen([(1, True)]), 0.0, 5.0)
+  assert rested and frame[0, 0, 0] == 1
+  assert rest(Screen([(n % 7, True) for n in range(1000)]), 0.05, 0.3)[1] is False
+  assert rest(Screen([(1, False)]), 0.0, 0.1)[1] is False
 
 
 def test_starts_of_a_task_replace_its_setup(world, desktop):
