@@ -52,9 +52,12 @@ def run(main: Callable[[list[str]], int | None], argv: Sequence[str] | None = No
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-  """absl's own parser, with one line instead of a usage page."""
+  """absl's own parser, with one line instead of a usage page, and quiet: a library's progress is not this command's output."""
   try:
-    return absl_flags.FLAGS(argv)
+    left = absl_flags.FLAGS(argv)
+    if absl_flags.FLAGS["verbosity"].using_default_value:
+      absl_flags.FLAGS.verbosity = -1  # warnings
+    return left
   except absl_flags.Error as error:
     raise ValueError(str(error)) from error
 
