@@ -79,10 +79,12 @@ class VisionPlan(NamedTuple):
 
 
 class Run(NamedTuple):
-  """How a tower is run. attention: of the blocks that see the whole image, see models/attention.py; remat: see models/decoder.py."""
+  """How a tower is run. attention: of the blocks that see the whole image, see models/attention.py; remat: see models/decoder.py;
+  grid: (h, w) in patches where every image has the same, so that windows are cut without gathers."""
 
   attention: Any = "auto"
   remat: str = "none"
+  grid: tuple[int, int] | None = None
 
 
 def bucket_for(grids: Sequence[tuple[int, int]], cfg: VisionConfig, images: int = 0) -> Bucket:
@@ -239,6 +241,25 @@ def attend_windows(q: jax.Array, k: jax.Array, v: jax.Array, plan: VisionPlan) -
   return pick(mixed.reshape(m, w * s, *q.shape[2:]), plan.slot)
 
 
+def cut_windows(q: jax.Array, k: jax.Array, v: jax.Array, grid: tuple[int, int], cfg: VisionConfig) -> jax.Array:
+  """attend_windows of images that all have this grid, by padding and transposing: gathers, and the scatters of their gradients, cost
+  more than the attention itself on accelerators. q, k, v [M, h * w, H, d] -> [M, h * w, H, d]."""
+  side, rows, columns = cfg.window // cfg.merge, grid[0] // cfg.merge, grid[1] // cfg.merge  # in tokens, as patches stand
+  down, across = -(-rows // side), -(-columns // side)
+
+  def cut(a, np=jnp):
+    a = a.reshape(a.shape[0], rows, columns, cfg.group, *a.shape[2:])
+    edges = ((0, 0), (0, down * side - rows), (0, across * side - columns), *((0, 0),) * (a.ndim - 3))
+    a = np.pad(a, edges).reshape(a.shape[0], down, side, across, side, cfg.group, *a.shape[4:])
+    return np.swapaxes(a, 2, 3).reshape(a.shape[0] * down * across, side * side * cfg.group, *a.shape[6:])
+
+  there = np.tile(cut(np.ones((1, grid[0] * grid[1]), bool), np), (q.shape[0], 1))
+  seen = jnp.broadcast_to(there[:, None], (*there.shape, there.shape[1]))
+  mixed = attend(cut(q), cut(k), cut(v), seen).reshape(q.shape[0], down, across, side, side, cfg.group, *q.shape[2:])
+  whole = jnp.swapaxes(mixed, 2, 3).reshape(q.shape[0], down * side, across * side, cfg.group, *q.shape[2:])
+  return whole[:, :rows, :columns].reshape(q.shape)
+
+
 def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, block: Callable, layers: range, run: Run) -> jax.Array:
   """x [M, P, d] through blocks `layers` of the stacked parameters, by one scan.
 
@@ -246,7 +267,8 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
   """
   turn = rope_tables(plan.place, cfg)
   heads = lambda a: a.reshape(*a.shape[:2], cfg.heads, cfg.head_dim)
-  kinds = [partial(attend_windows, plan=plan), partial(attend_whole, plan=plan, attention=run.attention)]
+  windows = partial(cut_windows, grid=run.grid, cfg=cfg) if run.grid else partial(attend_windows, plan=plan)
+  kinds = [windows, partial(attend_whole, plan=plan, attention=run.attention)]
   whole = [i in cfg.full for i in layers]
 
   def blend(is_whole, qkv):

@@ -168,7 +168,7 @@ def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: st
   plan = vision_plan([grid], model.vision, bucket_for([grid], model.vision))
   s = Setup(
     model, chat, tuple(screen_size), plan, (grid[0] // model.images.merge, grid[1] // model.images.merge),
-    Run(cfg.attention, cfg.remat), cfg.freeze_tower, jnp.dtype(cfg.dtype),
+    Run(cfg.attention, cfg.remat, grid), cfg.freeze_tower, jnp.dtype(cfg.dtype),
   )  # fmt: skip
   chat.prompt("", [Turn(s.size, "", None)])  # refuses a budget that no prompt fits into
   return s

@@ -12,6 +12,7 @@ from models.vision import (
   attend_whole,
   attend_windows,
   bucket_for,
+  cut_windows,
   embed_patches,
   layer_norm,
   pad_patches,
@@ -98,6 +99,15 @@ def test_attention_is_that_of_one_mask_per_image(plan, attention):
     np.testing.assert_allclose(whole[m, :n], softmax_oracle(*cut, np.ones((n, n), bool)), atol=2e-6)
     np.testing.assert_allclose(windows[m, :n], softmax_oracle(*cut, window[:, None] == window[None]), atol=2e-6)
   assert np.isfinite(whole).all() and np.isfinite(windows).all()
+
+
+@pytest.mark.parametrize("grid", [(6, 10), (8, 4)])  # over both edges of the windows, and over none
+def test_windows_cut_by_transposition_are_the_gathered_ones(grid, compile_quickly):
+  plan = vision_plan([grid] * 2, CFG, bucket_for([grid] * 2, CFG))
+  q, k, v, push = np.random.default_rng(0).normal(size=(4, 2, grid[0] * grid[1], 2, 8)).astype(np.float32)
+  with_grads = lambda f: jax.jit(jax.value_and_grad(lambda *qkv: jnp.sum(f(*qkv) * push), argnums=(0, 1, 2)))(q, k, v)
+  want, got = with_grads(lambda *qkv: attend_windows(*qkv, plan)), with_grads(lambda *qkv: cut_windows(*qkv, grid, CFG))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
 def test_rope_tables_by_hand():

@@ -1,0 +1,279 @@
+"""The learner on this machine's CPU, as ratios within one run: packing, TRL beside it, saving, and a second start.
+
+  python -m benchmarks.learner [--parts=share,trl,save,start] [--episodes=8] [--repeats=3]
+
+  share   useful tokens of packed rows on long episodes: prompt 600, 2 to 15 turns of a screenshot (2,691 tokens) and 150 written
+  trl     the same episodes with all lengths / 32 through TRL's GRPOTrainer (its loss, its padding, its optimiser; no generation) and
+          through the learner's update: useful tokens a second, and the learner's share of the measured matrix peak (MFU)
+  save    how long a save keeps the loop waiting, beside a step
+  start   seconds from nothing to a compiled update, in a first process and in a second one that finds the first one's programs
+
+A random model of SmolLM2-135M's sizes in float32. Steps are interleaved with the peak's measurement, so a busy machine slows all alike:
+ratios are what to read. TRL is optional (requirements-parity.txt).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from agents import dapo
+from benchmarks.sampler import SMOLLM2
+from core import learner
+from core.checkpoint import Checkpointer
+from core.host import keep_freed_memory, use_compile_cache
+from core.optimiser import make_optimiser
+from core.pack import PackItem, PackShape, arrange, fit_rows, to_batch, useful_share
+from core.schema import TokenRecord
+from core.state import TrainState
+from models import decoder
+from models.config import ModelConfig
+from tools.planning.shapes import folder
+
+PROMPT, SCREEN, WRITTEN, TURNS, GROUP = 600, 2691, 150, (2, 15), 8
+KNOBS = types.SimpleNamespace(lr=1e-6, warmup=0, weight_decay=0.0)
+
+
+def turns(count: int, seed: int) -> np.ndarray:
+  return np.random.default_rng(seed).integers(TURNS[0], TURNS[1] + 1, count)
+
+
+def share(count: int) -> None:
+  """Rows of 65,536 tokens by first-fit-decreasing, beside padding every episode to the longest."""
+  length = PROMPT + turns(count, 0) * (SCREEN + WRITTEN)
+  rows = len(fit_rows(length.tolist(), 65536))
+  packed, padded = length.sum() / (rows * 65536), length.mean() / length.max()
+  print(f"useful tokens, {count} episodes: packed {packed:.3f} in {rows} rows of 65,536; padded to the longest {padded:.3f}", flush=True)
+
+
+# ---- the same episodes, ours and TRL's
+
+
+def model_config() -> ModelConfig:
+  with folder("smollm2-135m") as path:
+    return ModelConfig.from_hf(path)
+
+
+def begun(cfg: ModelConfig):
+  return jax.jit(lambda key: decoder.init(cfg, key))(jax.random.key(0))
+
+
+def episodes(count: int, scale: int, vocab: int) -> list[TokenRecord]:
+  """Episodes of a text model with the long ones' lengths divided by `scale`."""
+  rng, out = np.random.default_rng(1), []
+  for h in turns(count, 2):
+    prompt, seen, wrote = (max(1, round(n / scale)) for n in (PROMPT, SCREEN, WRITTEN))
+    is_action = np.concatenate([np.zeros(prompt, bool), *[np.repeat([False, True], [seen, wrote])] * int(h)])
+    step = np.concatenate([np.zeros(prompt, np.int32), np.repeat(np.arange(h, dtype=np.int32), seen + wrote)])
+    n, none = len(is_action), np.zeros(0, np.int32)
+    tokens = rng.integers(3, vocab, n).astype(np.int32)
+    out.append(TokenRecord(tokens, is_action, np.zeros(n, np.float32), np.zeros(n, np.int32), step, none, none))
+  return out
+
+
+class Ours:
+  """core.learner's update on packed rows."""
+
+  def __init__(self, cfg: ModelConfig, params, records: list[TokenRecord], push: np.ndarray):
+    longest, most = max(map(len, records)), max(int(r.is_action.sum()) for r in records)
+    at = lambda r: np.arange(len(r), dtype=np.int32)[None]
+    pushed = [np.where(r.is_action, a, 0).astype(np.float32) for r, a in zip(records, push)]
+    items = [PackItem(r, [], at(r), a, r.is_action, i) for i, (r, a) in enumerate(zip(records, pushed))]
+    row = -(-longest // 128) * 128
+    rows = fit_rows([len(r) for r in records], row)
+    shape = PackShape(len(rows), row, 0, len(records), 1, row_actions=most * max(map(len, rows)))
+    self.batch = to_batch(items, arrange(items, shape), shape, np.zeros(0, np.uint8))
+    logprobs = lambda p, *args, **kw: decoder.token_logprobs(p, cfg, *args, **kw)
+    forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments)
+    policy = types.SimpleNamespace(encode_images=lambda p, images: None, forward=forward, token_logprobs=logprobs, join=None)
+    score, optimiser = learner.make_score(policy), make_optimiser(KNOBS, 1.0, None)[0]
+    self.batch = self.batch.replace(behaviour_logp=np.asarray(jax.jit(score)(params, None, self.batch).logp))
+    self.update = learner.make_update(score, dapo.make(dapo.defaults()).phases[0].loss, optimiser)
+    self.state = TrainState.create(params, optimiser)
+
+  def step(self) -> float:
+    self.state, out = self.update(self.state, None, (self.batch,), None)
+    return float(out["loss"])
+
+
+class Trl:
+  """GRPOTrainer's loss on prompts padded on the left and completions padded on the right, and its optimiser."""
+
+  def __init__(self, cfg: ModelConfig, params, records: list[TokenRecord], push: np.ndarray):
+    import torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in SMOLLM2.items() if k not in ("architectures", "model_type")}))
+    model.load_state_dict({k: torch.tensor(v) for k, v in named(params).items()}, strict=False)
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")), eos_token="b", pad_token="b")
+    self.folder = tempfile.TemporaryDirectory()
+    args = GRPOConfig(
+      output_dir=self.folder.name, per_device_train_batch_size=len(records), num_generations=len(records), use_cpu=True, bf16=False,
+      gradient_checkpointing=False, learning_rate=KNOBS.lr, report_to=[], max_completion_length=4096, max_grad_norm=1.0,
+    )  # fmt: skip
+    data = Dataset.from_dict({"prompt": ["a"] * len(records)})
+    reward = lambda completions, **_: [0.0] * len(completions)
+    self.trainer = GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=data, processing_class=words)
+    self.trainer.create_optimizer()
+    self.trainer.current_gradient_accumulation_steps = 1
+    first = round(PROMPT / FLAGS.scale)  # prompts are all as long; the screens that follow are masked parts of the completion
+    wide = max(len(r) for r in records) - first
+    pad = lambda a, value=0: np.pad(a, (0, wide - len(a)), constant_values=value)
+    stack = lambda rows: torch.tensor(np.stack(rows))
+    self.inputs = {
+      "prompt_ids": stack([r.tokens[:first].astype(np.int64) for r in records]),
+      "prompt_mask": torch.ones(len(records), first, dtype=torch.long),
+      "completion_ids": stack([pad(r.tokens[first:].astype(np.int64)) for r in records]),
+      "completion_mask": stack([pad(np.ones(len(r) - first, np.int64)) for r in records]),
+      "tool_mask": stack([pad(r.is_action[first:].astype(np.int64)) for r in records]),
+      "advantages": torch.tensor(push, dtype=torch.float32),
+      "num_items_in_batch": torch.tensor(float(sum(int(r.is_action.sum()) for r in records))),
+    }
+    self.model, self.torch = model.train(), torch
+
+  def step(self) -> float:
+    loss = self.trainer._compute_loss(self.model, self.inputs)
+    loss.backward()
+    self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+    self.trainer.optimizer.step()
+    self.trainer.optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def named(params) -> dict[str, np.ndarray]:
+  """Our stacked parameters under the checkpoint's names."""
+  out = {}
+  for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    if ".layers." in name:
+      out |= {name.replace(".layers.", f".layers.{i}."): np.asarray(layer) for i, layer in enumerate(leaf)}
+    else:
+      out[name] = np.asarray(leaf)
+  return out
+
+
+def useful_flops(cfg: ModelConfig, records: list[TokenRecord]) -> float:
+  """Forward and backward of what is learnt from: no padding, causal attention at half, the head at action tokens."""
+  a_layer = 2 * cfg.width * cfg.head_dim * (cfg.heads + cfg.kv_heads) + 3 * cfg.width * cfg.mlp
+  length = np.array([len(r) for r in records], float)
+  actions = sum(int(r.is_action.sum()) for r in records)
+  linear, mixing = 2 * cfg.layers * a_layer * length.sum(), 2 * cfg.layers * cfg.heads * cfg.head_dim * (length**2).sum()
+  return 3 * (linear + mixing + 2 * actions * cfg.vocab * cfg.width)
+
+
+def timed(f: Callable) -> float:
+  began = time.perf_counter()
+  f()
+  return time.perf_counter() - began
+
+
+def peak() -> Callable[[], float]:
+  """FLOP/s of a large float32 matrix product, measured when called."""
+  n = 2048
+  a, product = jnp.ones((n, n)), jax.jit(lambda a: a @ a)
+  product(a).block_until_ready()
+  return lambda: 2 * n**3 / timed(lambda: product(a).block_until_ready())
+
+
+def beside_trl(count: int, scale: int, repeats: int) -> None:
+  cfg = model_config()
+  params = begun(cfg)
+  records = episodes(count, scale, cfg.vocab)
+  push = np.random.default_rng(3).normal(size=count).astype(np.float32)
+  tokens, longest = sum(map(len, records)), max(map(len, records))
+  measured, theirs = peak(), None
+  if importlib.util.find_spec("trl") is not None:
+    theirs = Trl(cfg, params, records, push)
+  ours = Ours(cfg, params, records, push)
+  print(f"{count} episodes, {tokens:,} tokens, longest {longest}; ours in {ours.batch.tokens.shape} ({useful_share(ours.batch):.3f} useful)"
+        f", padded {tokens / (count * longest):.3f}", flush=True)  # fmt: skip
+  said = (ours.step(), theirs.step() if theirs else math.nan)  # the first step compiles
+  print(f"loss of the first step: ours {said[0]:.6f}, TRL {said[1]:.6f}", flush=True)
+  seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+  peaks = [measured()]
+  for _ in range(repeats):
+    seconds["ours"].append(timed(ours.step))
+    peaks.append(measured())
+    if theirs:
+      seconds["trl"].append(timed(theirs.step))
+      peaks.append(measured())
+  best, top = min(seconds["ours"]), max(peaks)
+  print(f"ours {best:.2f} s a step, {tokens / best:,.0f} useful tokens a second, MFU {useful_flops(cfg, records) / best / top:.2f} "
+        f"of {top / 1e9:.0f} GFLOP/s measured", flush=True)  # fmt: skip
+  if theirs:
+    other = min(seconds["trl"])
+    print(f"TRL {other:.2f} s a step, {tokens / other:,.0f} useful tokens a second; ours / TRL {other / best:.2f}", flush=True)
+
+
+# ---- saving, and a second start
+
+
+def saving(count: int, scale: int) -> None:
+  cfg = model_config()
+  records = episodes(count, scale, cfg.vocab)
+  ours = Ours(cfg, begun(cfg), records, np.ones(count, np.float32))
+  ours.step()
+  step = min(timed(ours.step) for _ in range(2))
+  with tempfile.TemporaryDirectory() as path, Checkpointer(pathlib.Path(path), keep=1) as checkpoints:
+    waits = []
+    for i in range(2):
+      waits.append(timed(lambda i=i: checkpoints.save(i, {"states": {"policy": ours.state}}, {"facts": {}}, force=True, block=False)))
+      checkpoints.wait()
+  print(f"a save keeps the loop waiting {min(waits):.2f} s, a step takes {step:.2f} s: {min(waits) / step:.1%}", flush=True)
+
+
+START = "import sys; from benchmarks import learner; learner.compile_once(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"
+
+
+def compile_once(cache: str, count: int, scale: int) -> None:
+  use_compile_cache(cache)
+  cfg = model_config()
+  ours = Ours(cfg, begun(cfg), episodes(count, scale, cfg.vocab), np.ones(count, np.float32))
+  lowered = ours.update.trace(ours.state, None, (ours.batch,), None).lower()
+  print(f"{timed(lowered.compile):.3f}")
+
+
+def second_start(count: int, scale: int) -> None:
+  with tempfile.TemporaryDirectory() as cache:
+    command = [sys.executable, "-c", START, cache, str(count), str(scale)]
+    run = lambda: subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    first, second = (float(run().stdout.splitlines()[-1]) for _ in range(2))
+  print(f"compiling the update: first start {first:.2f} s, second, from the cache, {second:.2f} s: {first / second:.1f} times faster")
+
+
+def main(_) -> None:
+  keep_freed_memory()
+  parts = {
+    "share": lambda: share(512), "trl": lambda: beside_trl(FLAGS.episodes, FLAGS.scale, FLAGS.repeats),
+    "save": lambda: saving(FLAGS.episodes, FLAGS.scale), "start": lambda: second_start(FLAGS.episodes, FLAGS.scale),
+  }  # fmt: skip
+  for part in FLAGS.parts:
+    if part not in parts:
+      raise SystemExit(f"--parts={part}: there are {', '.join(parts)}")
+    parts[part]()
+
+
+FLAGS = flags.FLAGS
+
+if __name__ == "__main__":
+  flags.DEFINE_list("parts", ["share", "trl", "save", "start"], "What is measured.")
+  flags.DEFINE_integer("episodes", GROUP, "Episodes a step.", lower_bound=2)
+  flags.DEFINE_integer("scale", 32, "What the long episodes' lengths are divided by.", lower_bound=1)
+  flags.DEFINE_integer("repeats", 3, "Steps of each, interleaved; the best counts.", lower_bound=1)
+  app.run(main)

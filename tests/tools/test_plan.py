@@ -1,0 +1,171 @@
+"""Plans by arithmetic against figures worked out elsewhere, the reader of compiled programs on programs by hand, and what is refused."""
+
+import math
+import pathlib
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from core.config import ConfigError
+from core.optimiser import make_optimiser
+from core.state import TrainState
+from models import decoder
+from tools import plan as plan_tool
+from tools.planning import analytic, chips, hlo, shapes
+from tools.planning.analytic import How, Work
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EPISODE = Work(65536, 15, (1920, 1080), 8192)
+ONE = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1}
+
+
+@pytest.fixture(scope="module")
+def qwen():
+  return shapes.load("qwen2.5-vl-7b")
+
+
+def state_of(shape, dtype):
+  optimiser = make_optimiser(SimpleNamespace(lr=1e-6, warmup=5, weight_decay=0.0), 1.0, None)[0]
+  params = decoder.abstract(shape.leaves, jnp.dtype(dtype))
+  return How(dtype, "full", False, optimiser), jax.eval_shape(lambda p: TrainState.create(p, optimiser), params)
+
+
+@pytest.mark.parametrize(
+  "name, billions",  # counted from the published checkpoints' tensors (transformers, meta device); Llama's and SmolLM2's model cards
+  [("qwen2.5-vl-3b", 3.755), ("qwen2.5-vl-7b", 8.292), ("qwen3-vl-8b", 8.767), ("llama-3.1-8b", 8.030), ("smollm2-135m", 0.1345)],
+)
+def test_a_known_model_has_its_published_number_of_parameters(name, billions):
+  leaves = jax.tree.leaves(shapes.load(name).leaves, is_leaf=decoder.is_leaf)
+  assert sum(math.prod(x.shape) for x in leaves) / 1e9 == pytest.approx(billions, abs=6e-4 * billions)
+
+
+def test_the_work_of_a_long_episode_by_hand(qwen):
+  """A 1080p screenshot has 78 x 138 = 10,764 patches. A layer has 2 x 3584^2 + 2 x 512 x 3584 + 3 x 3584 x 18944 = 233.05 M: 28 layers,
+  two FLOPs each, 65,536 tokens are 0.855 PF. Causal attention at half is 2 x 3584 x 65,536^2 x 28 = 0.862 PF. The head at 8,192 places
+  is 2 x 152,064 x 3584 x 8,192 = 8.9 TF. The tower: 32 x 19.68 M weights x 161,460 patches x 2 = 203 TF, four whole layers of attention
+  4 x 4 x 1280 x 10,764 x 161,460 = 35.6 TF, windows 28 x 4 x 1280 x 64 x 161,460 = 1.5 TF, merger 40,365 x 2 x 44.6 M = 3.6 TF."""
+  assert analytic.patches(qwen, EPISODE) == 10764
+  f = analytic.forward_flops(qwen, EPISODE)
+  assert f["linear"] == pytest.approx(0.8553e15, rel=1e-3) and f["attention"] == pytest.approx(0.8620e15, rel=1e-3)
+  assert f["head"] == pytest.approx(8.93e12, rel=1e-3) and f["tower"] == pytest.approx(244e12, rel=5e-3)
+  model, computed = analytic.step_flops(qwen, EPISODE, How("bfloat16", "full", False, None), ONE)
+  assert model == pytest.approx(3 * (0.8553 + 0.8620 + 0.0089 + 0.244) * 1e15, rel=2e-3)
+  # with recomputation 4 x products, and the kernel's 1 + 1 + 7 / 2 of attention
+  assert computed == pytest.approx((4 * (0.8553 + 0.0089 + 0.244) + 5.5 * 0.8620) * 1e15, rel=2e-3)
+  _, shared = analytic.step_flops(qwen, EPISODE, How("bfloat16", "full", False, None), ONE | {"context": 4})
+  assert shared - computed == pytest.approx(0.75 * 5.5 * 0.8620e15 + 4 * 0.244e15 / 15, rel=1e-2)  # 7 / 4 of its share; 16 images for 15
+
+
+def test_memory_by_hand(qwen):
+  how, state = state_of(qwen, "bfloat16")
+  mesh = ONE | {"fsdp": 4, "context": 4}
+  m = analytic.memory(qwen, EPISODE, how, mesh, state)
+  assert m["parameters"] == pytest.approx(2 * 8.292e9 / 16, rel=2e-3)  # all but norms and biases over every chip
+  assert m["optimiser"] == pytest.approx(2 * m["parameters"], rel=1e-3) and m["gradients"] == pytest.approx(2 * m["parameters"], rel=1e-3)
+  assert m["layers' inputs"] == 28 * 16384 * 3584 * 2
+  assert m["tower's inputs"] == 32 * 4 * 10764 * 1280 * 2  # 16 screenshots on 4 chips
+  frozen = analytic.memory(qwen, EPISODE, how._replace(frozen=True), mesh, state)
+  assert frozen["tower's inputs"] == 0
+  cache = analytic.decode(qwen, how, chips.parse("v5p:2x2x1"), 1, 1, 1)["cache"]
+  assert cache == 57344  # bytes a token of Qwen2.5-VL-7B: 28 layers x 4 heads x 128 x 2 x 2
+
+
+def test_time_is_the_largest_of_three_and_what_nothing_hides(qwen):
+  how, state = state_of(qwen, "bfloat16")
+  p = analytic.estimate(qwen, EPISODE, how, ONE | {"fsdp": 16}, chips.parse("v5p:2x2x4"), state)
+  assert p.bound == "compute" and p.step == p.seconds["compute"] + p.seconds["exposed"]
+  assert p.seconds["compute"] == pytest.approx(9.174e15 / 459e12, rel=3e-3)  # a row a chip
+  assert p.mfu == pytest.approx(16 * 5.911e15 / (16 * 459e12 * p.step), rel=3e-3) and p.spare > 0.05
+  assert p.episodes_per_hour == pytest.approx(16 * 3600 / p.step)
+  # weights gathered by 16 chips three times, in bfloat16: 3 x 16.58 GB x 15 / 16
+  assert p.collectives["all-gather (weights)"][1] == pytest.approx(46.6e9, rel=2e-3)
+  tight = analytic.estimate(qwen, EPISODE, how, ONE | {"fsdp": 64}, chips.parse("v5e:8x8"), state)
+  assert tight.spare < 0 and "--config.mesh.context=2" in " ".join(tight.notes) and "freeze_tower" in " ".join(tight.notes)
+
+
+def argv(*flags):
+  return ["plan.py", "--config=configs/osworld.py", "--analytic", "--config.policy.dtype=bfloat16", *flags]
+
+
+def test_the_command_takes_the_smallest_context_that_fits(capsys):
+  assert plan_tool.main(argv("--topology=v5p:2x2x4", "--topology=v6e:4x4", "--topology=v5e:8x8", "--topology=h100:8", "--table")) == 0
+  rows = [r.split(" | ") for r in capsys.readouterr().out.splitlines() if r.startswith("| v") or r.startswith("| h")]
+  contexts = [int((re.search(r"context (\d+)", r[1]) or [0, 1])[1]) for r in rows]
+  assert contexts[0] == 1 and contexts[1] in (2, 4) and contexts[2] >= 4 and contexts[3] == 1
+  assert all(int(r[6].rstrip("%")) >= 5 for r in rows) and {r[-1] for r in rows} == {"analytic |"}
+
+
+def test_the_command_says_with_its_exit_code_that_it_does_not_fit(capsys):
+  assert plan_tool.main(argv("--topology=v5e:2x2")) == 1
+  assert "too much" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "flags, said",
+  [
+    ((), "--topology is missing"),
+    (("--topology=v5p:3x3x3",), "there is no such slice; v5p has 2x2x1, 2x2x2, 2x2x4, 2x4x4 and AxBxC of multiples of 4"),
+    (("--topology=v7p:2x2x4",), "there is no chip 'v7p' (did you mean v5p?)"),
+    (("--topology=v6e:fourxfour",), "wanted v6e:4x4, sizes joined by x"),
+    (("--topology=h100:16",), "at most 8"),
+    (("--topology=v6e:4x4", "--config.mesh.context=3"), "but there are 16 devices"),
+    (("--topology=v6e:4x4", "--config.mesh.tensor=8"), "28 heads and 4 key-value heads: wanted one of 1, 2, 4"),
+    (("--topology=v6e:4x4", "--config.mesh.context=4", "--tokens=1000"), "do not fit into --tokens=1000"),
+    (("--topology=v6e:4x4", "--config.mesh.context=4", "--tokens=1000", "--images=0"), "wanted a multiple of 512"),
+    (("--topology=v6e:4x4", "--screen=big"), "wanted WIDTHxHEIGHT"),
+    (("--topology=v6e:4x4", "--model=qwen2.5-vl-9b"), "did you mean qwen2.5-vl-7b?"),
+    (("--topology=h100:8", "--noanalytic"), "give --analytic"),
+    (("--topology=v6e:4x4", "--config.policy.lora.rank=8"), "only steps in which all parameters learn"),
+  ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_line(flags, said):
+  with pytest.raises(ConfigError) as refused:
+    plan_tool.main(argv(*flags))
+  assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+PROGRAM = """
+HloModule jit_step, is_scheduled=true
+
+%async_body (p: bf16[64,8]) -> bf16[64,128] {
+  %p = bf16[64,8]{1,0} parameter(0)
+  ROOT %ag.9 = bf16[64,128]{1,0:T(8,128)} all-gather(%p), replica_groups=[1,16]<=[16], dimensions={1}
+}
+
+%body.1 (arg: (s32[], bf16[64,8])) -> (s32[], bf16[64,8]) {
+  %arg = (s32[], bf16[64,8]{1,0}) parameter(0)
+  %ag = (bf16[64,8]{1,0}, bf16[64,128]{1,0:T(8,128)}) all-gather-start(%x), replica_groups=[1,16]<=[16], dimensions={1}
+  %done = bf16[64,128]{1,0} all-gather-done(%ag)
+  %async = ((bf16[64,8]), bf16[64,128]) async-start(%x), calls=%async_body
+  %ar = f32[1024]{0} all-reduce(%y), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %t = (s32[], bf16[64,8]{1,0}) tuple(%i, %x)
+}
+
+%cond.1 (arg: (s32[], bf16[64,8])) -> pred[] {
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (a: bf16[64,8]) -> bf16[64,8] {
+  %w = (s32[], bf16[64,8]{1,0}) while(%init), condition=%cond.1, body=%body.1, backend_config={"known_trip_count":{"n":"28"}}
+  %rs = f32[10,4]{1,0} reduce-scatter(%g), replica_groups=[1,16]<=[16], dimensions={0}, to_apply=%add
+  %lg = f32[512,152064]{1,0} all-gather(%l), replica_groups=[4,4]<=[16], dimensions={1}
+  ROOT %table = bf16[152064,3584]{1,0} all-gather(%e), replica_groups=[1,16]<=[16], dimensions={0}
+}
+"""
+
+
+def test_collectives_are_counted_as_often_as_loops_run_them():
+  found = {(c.kind, c.group, c.times, c.alone): c for c in hlo.collectives(PROGRAM, 16)}
+  assert len(hlo.collectives(PROGRAM, 16)) == 6
+  assert found[("all-gather", 16, 28, False)].sent == 28 * 64 * 128 * 2 * 15 / 16  # started and awaited: the async body's is alike
+  assert found[("all-reduce", 4, 28, True)].sent == 28 * 2 * 1024 * 4 * 3 / 4
+  assert found[("reduce-scatter", 16, 1, True)].sent == 160 * 15  # 40 numbers of 4 bytes are left of 16 times as many
+  assert sum(c.kind == "all-gather" and not c.alone for c in hlo.collectives(PROGRAM, 16)) == 2
+
+
+def test_gathered_logits_are_told_from_a_gathered_table():
+  bad = hlo.gathered_logits(hlo.collectives(PROGRAM, 16), 152064, 3584)
+  assert [c.shapes for c in bad] == ["f32[512,152064]{1,0}"]
