@@ -148,7 +148,26 @@ HloModule jit_step, is_scheduled=true
   ROOT %lt = pred[] compare(%i, %n), direction=LT
 }
 
+%cond.2 (arg.2: (u32[], f32[8])) -> pred[] {
+  %nine = u32[]{:T(128)} constant(9)
+  %arg.2 = (u32[]{:T(128)}, f32[8]{0}) parameter(0)
+  %at = u32[]{:T(128)} get-tuple-element(%arg.2), index=0
+  ROOT %lt.2 = pred[]{:T(512)} compare(%at, %nine), direction=LT
+}
+
+%body.2 (arg.3: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %two = u32[]{:T(128)} constant(2)
+  %arg.3 = (u32[]{:T(128)}, f32[8]{0}) parameter(0)
+  %now = u32[]{:T(128)} get-tuple-element(%arg.3), index=0
+  %one = u32[]{:T(128)} constant(1)
+  %beside = u32[]{:T(128)} add(%now, %one)
+  %next = u32[]{:T(128)} add(%now, %two)
+  ROOT %out = (u32[]{:T(128)}, /*index=1*/f32[8]{0}) tuple(%next, /*index=1*/%q)
+  %send = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%q), source_target_pairs={{0,1},{1,0}}
+}
+
 ENTRY %main (a: bf16[64,8]) -> bf16[64,8] {
+  %unsaid = (u32[]{:T(128)}, f32[8]{0}) while(%init.2), condition=%cond.2, body=%body.2, metadata={op_name="while"}
   %w = (s32[], bf16[64,8]{1,0}) while(%init), condition=%cond.1, body=%body.1, backend_config={"known_trip_count":{"n":"28"}}
   %rs = f32[10,4]{1,0} reduce-scatter(%g), replica_groups=[1,16]<=[16], dimensions={0}, to_apply=%add
   %lg = f32[512,152064]{1,0} all-gather(%l), replica_groups=[4,4]<=[16], dimensions={1}
@@ -159,7 +178,8 @@ ENTRY %main (a: bf16[64,8]) -> bf16[64,8] {
 
 def test_collectives_are_counted_as_often_as_loops_run_them():
   found = {(c.kind, c.group, c.times, c.alone): c for c in hlo.collectives(PROGRAM, 16)}
-  assert len(hlo.collectives(PROGRAM, 16)) == 6
+  assert len(hlo.collectives(PROGRAM, 16)) == 7
+  assert found[("collective-permute", 2, 5, False)].sent == 5 * 8 * 4  # 0, 2, 4, 6, 8 are below 9
   assert found[("all-gather", 16, 28, False)].sent == 28 * 64 * 128 * 2 * 15 / 16  # started and awaited: the async body's is alike
   assert found[("all-reduce", 4, 28, True)].sent == 28 * 2 * 1024 * 4 * 3 / 4
   assert found[("reduce-scatter", 16, 1, True)].sent == 160 * 15  # 40 numbers of 4 bytes are left of 16 times as many

@@ -33,6 +33,7 @@ def devices(topology: Topology) -> list[Any]:
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError("libtpu is not installed: pip install -r requirements-tpu.txt, or give --analytic")
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is held: other processes may compile too
   from jax.experimental import topologies
 
   try:

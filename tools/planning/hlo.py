@@ -15,6 +15,10 @@ _OP = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?)\s([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
 _CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONSTANT = re.compile(r"^\s+%?([\w.\-]+) = [su]32\[\]\S* constant\((\d+)\)")
+_ELEMENT = re.compile(r"^\s+%?([\w.\-]+) = [su]32\[\]\S* get-tuple-element\([^)]*\), index=(\d+)")
+_BELOW = re.compile(r" compare\(%?([\w.\-]+), %?([\w.\-]+)\).*direction=LT")
+_ADD = re.compile(r"%?([\w.\-]+) = [su]32\[\]\S* add\(%?([\w.\-]+), %?([\w.\-]+)\)")
 
 
 class Collective(NamedTuple):
@@ -66,17 +70,34 @@ def group_size(row: str, devices: int) -> int:
   return devices
 
 
-def called(row: str) -> Iterator[tuple[str, int]]:
+def turns(condition: list[str], body: list[str]) -> int:
+  """How often a loop runs: its counter starts from 0, the body adds a constant, the condition keeps it below one. 1 where it is not so."""
+  constants = {m[1]: int(m[2]) for row in condition + body if (m := _CONSTANT.match(row))}
+  places = {m[1]: m[2] for row in condition if (m := _ELEMENT.match(row))}
+  limit = next((m for row in condition if (m := _BELOW.search(row)) and m[1] in places and m[2] in constants), None)
+  if limit is None:
+    return 1
+  handed = next((row.rpartition(" tuple(")[2].partition(")")[0] for row in body if row.lstrip().startswith("ROOT")), "")
+  names = re.findall(r"%?([A-Za-z_][\w.\-]*)", re.sub(r"/\*[^*]*\*/", "", handed))
+  place = int(places[limit[1]])
+  adds = (m for row in body if (m := _ADD.search(row)) and place < len(names) and m[1] == names[place])
+  step = next((constants[name] for m in adds for name in (m[2], m[3]) if name in constants), 1)
+  return -(-constants[limit[2]] // max(1, step))
+
+
+def called(row: str, known: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
   """(computation, how often) that an instruction runs."""
+  callees = [(kind, name) for kind, names in _CALLED.findall(row) for name in re.findall(r"[\w.\-]+", names)]
+  condition = next((name for kind, name in callees if kind == "condition"), None)
   trips = _TRIPS.search(row)
-  for kind, names in _CALLED.findall(row):
-    for name in re.findall(r"[\w.\-]+", names):
-      yield name, int(trips[1]) if trips and kind in ("body", "condition") else 1
+  body = next((name for kind, name in callees if kind == "body"), None)
+  times = int(trips[1]) if trips else turns(known.get(condition, []), known.get(body, []))
+  for kind, name in callees:
+    yield name, times if kind in ("body", "condition") else 1
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-  """Every collective that the entry reaches, those in branches too (at most one branch runs: an upper bound). A loop without a known
-  number of turns counts once."""
+  """Every collective that the entry reaches, those in branches too (at most one branch runs: an upper bound)."""
   known, entry = computations(text)
   times: dict[str, int] = collections.Counter()
   beside: set[str] = set()  # computations of asynchronous instructions
@@ -87,8 +108,8 @@ def collectives(text: str, devices: int) -> list[Collective]:
       beside.add(name)
     for row in known.get(name, ()):
       op = _OP.match(row)
-      for callee, turns in called(row) if op else ():
-        walk(callee, count * turns, hidden or op[2] == "async-start")
+      for callee, more in called(row, known) if op else ():
+        walk(callee, count * more, hidden or op[2] == "async-start")
 
   walk(entry, 1, False)
   out = []
@@ -98,7 +119,8 @@ def collectives(text: str, devices: int) -> list[Collective]:
       kind = op[2].removesuffix("-start") if op else ""
       if kind in KINDS:
         alone = not op[2].endswith("-start") and name not in beside
-        out.append(Collective(kind, op[1], largest(op[1]), group_size(row, devices), count, alone))
+        group = 2 if kind == "collective-permute" else group_size(row, devices)  # a neighbour at a time
+        out.append(Collective(kind, op[1], largest(op[1]), group, count, alone))
   return out
 
 
