@@ -357,33 +357,33 @@ def table(rows: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
 # ---- commands for a cluster
 
 
-def supervised(point: Point, workdir: Any, retries: int, python: str = "python") -> list[str]:
-  return [python, "supervise.py", f"--retries={retries}", "--", *point.args, f"--workdir={workdir}"]
+def supervised(point: Point, workdir: Any, retries: int, python: str = "python", more: Sequence[str] = ()) -> list[str]:
+  return [python, "supervise.py", f"--retries={retries}", "--", *point.args, *more, f"--workdir={workdir}"]
 
 
 def commands(kind: str, point: Point, flags: Mapping[str, Any]) -> Iterator[str]:
   """Shell lines that run a point on a cluster; its folder is OUT/ID as the hosts see it."""
   workdir = f"{flags['out'].rstrip('/')}/{point.id}"
-  inner = shlex.join(supervised(point, workdir, flags["retries"]))
-  inner = f"{flags['setup']} && {inner}" if flags["setup"] else inner
+  hosts = ["--config.hosts.coordinator=auto"] if kind != "slurm" or flags["nodes"] > 1 else []  # they find each other by the cluster
+  run = shlex.join(supervised(point, workdir, flags["retries"], more=hosts))
+  first = f"{flags['setup']} && " if flags["setup"] else ""
   label = re.sub("[^a-z0-9]+", "-", f"{flags['name']}-{'-'.join(flags['sweep'])}".lower()).strip("-")[:30] + "-" + point.digest
   where = [f"--{k}={flags[k]}" for k in ("project", "zone") if flags[k]]
   if kind == "xpk":
     yield shlex.join(
       ["xpk", "workload", "create", f"--workload={label}", f"--cluster={flags['cluster']}", f"--tpu-type={flags['accelerator']}",
-       f"--num-slices={flags['slices']}", f"--docker-image={flags['image']}", *where, f"--command={inner}"]
+       f"--num-slices={flags['slices']}", f"--docker-image={flags['image']}", *where, f"--command={first}{run}"]
     )  # fmt: skip
   elif kind == "gcloud":
     vm = ["gcloud", "compute", "tpus", "tpu-vm"]
     yield shlex.join([*vm, "create", label, *where, f"--accelerator-type={flags['accelerator']}", f"--version={flags['runtime']}"])
-    yield shlex.join([*vm, "ssh", label, *where, "--worker=all", f"--command={inner}"])
+    yield shlex.join([*vm, "ssh", label, *where, "--worker=all", f"--command={first}{run}"])
     yield shlex.join([*vm, "delete", label, *where, "--quiet"])
   else:
     asked = [f"--nodes={flags['nodes']}", "--ntasks-per-node=1", *([f"--gpus-per-node={flags['gpus']}"] if flags["gpus"] else [])]
     asked += [f"--time={flags['hours']}:00:00"] if flags["hours"] else []
-    wrapped = f"{flags['setup']} && srun {shlex.join(supervised(point, workdir, flags['retries']))}" if flags["setup"] else f"srun {inner}"
     yield f"mkdir -p {shlex.quote(workdir)} && " + shlex.join(
-      ["sbatch", f"--job-name={label}", *asked, "--requeue", f"--output={workdir}/slurm-%j.txt", f"--wrap={wrapped}"]
+      ["sbatch", f"--job-name={label}", *asked, "--requeue", f"--output={workdir}/slurm-%j.txt", f"--wrap={first}srun {run}"]
     )
 
 

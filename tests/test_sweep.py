@@ -267,8 +267,8 @@ def test_a_printed_command_says_the_same_to_a_shell_inside_a_shell(kind, flag):
   lines = [shlex.split(line) for line in sweep.commands(kind, point, FLAGS)]
   inner = shlex.split(option(lines[kind == "gcloud"], flag))
   assert inner[:3] == ["cd", "/mnt/my practice", "&&"]
-  wanted = ["python", "supervise.py", "--retries=3", "--", "--config=configs/osworld.py:smoke",
-            "--config.env.popup_kinds=('a b', \"it's\")", f"--workdir=/mnt/runs/x/{point.id}"]  # fmt: skip
+  wanted = ["python", "supervise.py", "--retries=3", "--", "--config=configs/osworld.py:smoke"]
+  wanted += ["--config.env.popup_kinds=('a b', \"it's\")", "--config.hosts.coordinator=auto", f"--workdir=/mnt/runs/x/{point.id}"]
   assert inner[3:] == (["srun"] if kind == "slurm" else []) + wanted
   if kind == "xpk":
     name = option(lines[0], "workload")

@@ -1,4 +1,4 @@
-"""Will it fit, and how fast: the train step and the decode step of a config on slices of TPUs that nobody has to own.
+"""Will it fit, and how fast: the train step of a config on slices of TPUs that nobody has to own, and what is left for decoding.
 
   python -m tools.plan --config=configs/osworld.py --topology=v5p:2x2x4 --topology=v6e:4x4 --config.policy.dtype=bfloat16
   python -m tools.plan --config=configs/osworld.py --topology=h100:8 --analytic            without the compiler, for GPUs too
@@ -13,15 +13,16 @@ is given, the smallest mesh.context that fits by arithmetic is taken, and said.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 from absl import flags as absl_flags
 
+import policies
 from core import config as config_lib
 from core import mesh as mesh_lib
 from core.config import ConfigError
@@ -41,7 +42,6 @@ def define(values: absl_flags.FlagValues) -> None:
   absl_flags.DEFINE_integer("images", 15, "Screenshots a row.", lower_bound=0, flag_values=values)
   absl_flags.DEFINE_string("screen", "1920x1080", "Pixels of a screenshot.", flag_values=values)
   absl_flags.DEFINE_integer("actions", 8192, "Action tokens a row.", lower_bound=1, flag_values=values)
-  absl_flags.DEFINE_integer("sessions", 16, "Episodes that decode at once on a host's sampler.", lower_bound=1, flag_values=values)
   absl_flags.DEFINE_bool("analytic", False, "By arithmetic, without the compiler.", flag_values=values)
   absl_flags.DEFINE_bool("table", False, "As a Markdown table.", flag_values=values)
 
@@ -99,8 +99,9 @@ def check_mesh(mesh: Mapping[str, int], shape: shapes.Shape, rows: Work, topolog
 def how_of(cfg: Any) -> How:
   if cfg.policy.lora.rank:
     raise ConfigError("policy.lora.rank is above 0: only steps in which all parameters learn are planned, set it to 0")
-  optimiser = make_optimiser(cfg.practice, cfg.practice.clip_norm, None, cfg.policy.lr)[0]
-  return How(cfg.policy.dtype, cfg.policy.remat, cfg.policy.freeze_tower, optimiser)
+  knobs = ml_collections.ConfigDict(cfg.policy.to_dict() | {"checkpoint": cfg.policy.checkpoint or DEFAULT_MODEL})  # as if it were here
+  optimiser = make_optimiser(cfg.practice, cfg.practice.clip_norm, None, cfg.policy.lr, **policies.stepped(knobs))[0]
+  return How(cfg.policy.dtype, cfg.policy.remat, cfg.policy.freeze_tower, optimiser, cfg.mesh.offload)
 
 
 def described(flags: Mapping[str, Any], shape: shapes.Shape, rows: Work) -> str:
@@ -110,17 +111,17 @@ def described(flags: Mapping[str, Any], shape: shapes.Shape, rows: Work) -> str:
   return f"{rows.tokens:,} tokens with {rows.images} screenshots of {flags['screen']} ({each:,} tokens each)"
 
 
-def decoding(shape: shapes.Shape, how: How, topology: chips.Topology, sessions: int, filled: int) -> str:
-  """One line on the sampler: on as many devices as share its heads."""
-  devices = math.gcd(shape.text.kv_heads, min(4, topology.count))
-  d = analytic.decode(shape, how, topology, sessions, filled, devices)
-  held, hbm = (d["weights"] + d["cache"]) / chips.GIB, topology.chip.hbm / chips.GIB
-  room = "fits" if held <= hbm else "does not fit: fewer --sessions, or int8 weights (sampler.sessions.int8)"
-  return (
-    f"  decode on {devices} devices, {sessions} sessions of {filled:,} tokens: weights {d['weights'] / chips.GIB:.1f} + caches "
-    f"{d['cache'] / chips.GIB:.1f} of {hbm:.1f} GiB a device ({room}); HBM-bound, {1e3 * d['seconds']:.1f} ms a token of each, "
-    f"{sessions / d['seconds']:,.0f} tokens a second [analytic]"
-  )
+def decoding(shape: shapes.Shape, how: How, plan: Plan, filled: int, int8: bool) -> str:
+  """One line on the sampler, which has one device of each host, beside the learner's part there."""
+  chip, each = plan.topology.chip, analytic.decode(shape, how, plan.topology, 1, filled, int8)
+  room = int(((1 - analytic.SPARE) * chip.hbm - plan.total - each["weights"]) // each["cache"])
+  what = f"  decode on one device of a host, beside the learner: weights {each['weights'] / chips.GIB:.1f} GiB{' (int8)' if int8 else ''}, "
+  what += f"{each['cache'] / chips.GIB:.2f} GiB a session of {filled:,} tokens: "
+  if room < 1:
+    return what + "no room for one; " + ("" if int8 else "--config.sampler.sessions.int8=True halves the weights; ") + "or servers sample"
+  d = analytic.decode(shape, how, plan.topology, room, filled, int8)
+  each_token = f"{1e3 * d['seconds']:.1f} ms a token of each (HBM-bound)"
+  return what + f"room for {room}, then {each_token}, {room / d['seconds']:,.0f} tokens a second a host [analytic]"
 
 
 def main(argv: list[str]) -> int:
@@ -147,7 +148,7 @@ def main(argv: list[str]) -> int:
       plans = [compiled.train(plan, shape, rows, how, cfg, state) for plan in plans]
     for plan in () if flags["table"] else plans:
       print(show.text(plan, what))
-      print(decoding(shape, how, plan.topology, flags["sessions"], rows.tokens), flush=True)
+      print(decoding(shape, how, plan, rows.tokens, cfg.sampler.sessions.int8), flush=True)
     if flags["table"]:
       print(f"{what}\n\n{show.table(plans)}")
   except ValueError as error:

@@ -27,8 +27,8 @@ def qwen():
   return shapes.load("qwen2.5-vl-7b")
 
 
-def state_of(shape, dtype):
-  optimiser = make_optimiser(SimpleNamespace(lr=1e-6, warmup=5, weight_decay=0.0), 1.0, None)[0]
+def state_of(shape, dtype, master=False):
+  optimiser = make_optimiser(SimpleNamespace(lr=1e-6, warmup=5, weight_decay=0.0), 1.0, None, master=master)[0]
   params = decoder.abstract(shape.leaves, jnp.dtype(dtype))
   return How(dtype, "full", False, optimiser), jax.eval_shape(lambda p: TrainState.create(p, optimiser), params)
 
@@ -55,8 +55,9 @@ def test_the_work_of_a_long_episode_by_hand(qwen):
   assert model == pytest.approx(3 * (0.8553 + 0.8620 + 0.0089 + 0.244) * 1e15, rel=2e-3)
   # with recomputation 4 x products, and the kernel's 1 + 1 + 7 / 2 of attention
   assert computed == pytest.approx((4 * (0.8553 + 0.0089 + 0.244) + 5.5 * 0.8620) * 1e15, rel=2e-3)
-  _, shared = analytic.step_flops(qwen, EPISODE, How("bfloat16", "full", False, None), ONE | {"context": 4})
-  assert shared - computed == pytest.approx(0.75 * 5.5 * 0.8620e15 + 4 * 0.244e15 / 15, rel=1e-2)  # 7 / 4 of its share; 16 images for 15
+  more = lambda c: analytic.step_flops(qwen, EPISODE, How("bfloat16", "full", False, None), ONE | {"context": c})[1] - computed
+  assert more(4) == pytest.approx(4 * 0.244e15 / 15, rel=1e-2)  # 16 images for 15; queries are dealt evenly
+  assert more(3) == pytest.approx(2 / 3 * 5.5 * 0.8620e15, rel=1e-2)  # three cannot deal: the last sees 5 / 3 of a share
 
 
 def test_memory_by_hand(qwen):
@@ -67,10 +68,14 @@ def test_memory_by_hand(qwen):
   assert m["optimiser"] == pytest.approx(2 * m["parameters"], rel=1e-3) and m["gradients"] == pytest.approx(2 * m["parameters"], rel=1e-3)
   assert m["layers' inputs"] == 28 * 16384 * 3584 * 2
   assert m["tower's inputs"] == 32 * 4 * 10764 * 1280 * 2  # 16 screenshots on 4 chips
+  _, with_master = state_of(qwen, "bfloat16", master=True)
+  held = analytic.memory(qwen, EPISODE, how, mesh, with_master)["optimiser"]
+  assert held == pytest.approx(6 * m["parameters"], rel=1e-3)  # a float32 copy and two float32 moments of two bytes
   frozen = analytic.memory(qwen, EPISODE, how._replace(frozen=True), mesh, state)
   assert frozen["tower's inputs"] == 0
-  cache = analytic.decode(qwen, how, chips.parse("v5p:2x2x1"), 1, 1, 1)["cache"]
-  assert cache == 57344  # bytes a token of Qwen2.5-VL-7B: 28 layers x 4 heads x 128 x 2 x 2
+  d = analytic.decode(qwen, how, chips.parse("v5p:2x2x1"), 1, 1)
+  assert d["cache"] == 57344  # bytes a token of Qwen2.5-VL-7B: 28 layers x 4 heads x 128 x 2 x 2
+  assert d["seconds"] == pytest.approx(2 * (8.292e9 - 0.677e9 - 0.545e9) / 2765e9, rel=1e-3)  # without tower and word vectors
 
 
 def test_time_is_the_largest_of_three_and_what_nothing_hides(qwen):

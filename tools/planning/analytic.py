@@ -38,12 +38,14 @@ class Work(NamedTuple):
 
 
 class How(NamedTuple):
-  """What of a config bears on a step. dtype: of the parameters; remat: of layers; frozen: the tower is not trained."""
+  """What of a config bears on a step. dtype: of the parameters; remat: of layers; frozen: the tower is not trained; offload: the
+  optimiser's state lies in the host's memory."""
 
   dtype: str
   remat: str
   frozen: bool
   optimiser: Any
+  offload: bool = False
 
 
 @dataclasses.dataclass
@@ -130,7 +132,7 @@ def step_flops(shape: Shape, work: Work, how: How, mesh: Mapping[str, int]) -> t
   again = {"none": 0, "dots": 0, "attention": 1}.get(how.remat, 1)
   model = 3 * (f["linear"] + f["attention"] + f["head"]) + (1 if how.frozen else 3) * f["tower"]
   c = mesh["context"]
-  busiest = (2 * c - 1) / c  # the last share of a row's queries sees all keys, the first next to none
+  busiest = 1.0 if c % 2 == 0 else (2 * c - 1) / c  # an even number of devices deals early and late queries to each
   mixing = f["attention"] * (1 + (how.remat not in ("none", "attention")) + 3.5) * busiest
   images = held_images(work, mesh) / work.images if work.images else 1.0
   tower = f["tower"] * (1 if how.frozen else 3 + again) * images
@@ -157,7 +159,7 @@ def memory(shape: Shape, work: Work, how: How, mesh: Mapping[str, int], state: A
   held = {"none": 16.0, "dots": 10.0, "attention": 2.0, "full": 1.0, "offload": 0.0}[how.remat]  # layer inputs' worth
   out = {
     "parameters": split_bytes(state.params, mesh),
-    "optimiser": split_bytes(state.opt_state, mesh),
+    "optimiser": 0.0 if how.offload else split_bytes(state.opt_state, mesh),
     "gradients": split_bytes(gradients, mesh),
     "gathered": 2 * one_layer + 4 * one_layer / itemsize + table * (itemsize + 4),
     "layers' inputs": held * t.layers * size * t.width * itemsize,
@@ -248,6 +250,8 @@ def advice(plan: Plan, shape: Shape, how: How, work: Work) -> list[str]:
   if m.get("tower's inputs") and not how.frozen:
     gain = m["tower's inputs"]
     out.append((gain, f"--config.policy.freeze_tower=True keeps nothing of the tower ({gain / GIB:.1f} GiB less)"))
+  if not how.offload:
+    out.append((m["optimiser"], f"--config.mesh.offload=True: the optimiser's state on the host ({m['optimiser'] / GIB:.1f} GiB less)"))
   if how.dtype == "float32":
     out.append((m["parameters"] + m["optimiser"] / 2, "--config.policy.dtype=bfloat16 halves parameters and activations"))
   state = m["parameters"] + m["optimiser"] + m["gradients"]
@@ -256,11 +260,13 @@ def advice(plan: Plan, shape: Shape, how: How, work: Work) -> list[str]:
   return [f"{lacking / GIB:.1f} GiB too much for {SPARE:.0%} to spare; in order of gain:", *lines]
 
 
-def decode(shape: Shape, how: How, topology: Topology, sessions: int, filled: int, devices: int) -> dict[str, float]:
-  """One token for each of `sessions` with `filled` places in their caches, on `devices` that share heads: bytes and seconds."""
+def decode(shape: Shape, how: How, topology: Topology, sessions: int, filled: int, int8: bool = False) -> dict[str, float]:
+  """One token for each of `sessions` with `filled` places in their caches, on one device: bytes held and read, and seconds. int8: of the
+  weights. The tower and the embedding table are held and not read."""
   t, itemsize = shape.text, jnp.dtype(how.dtype).itemsize
-  tower = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape.leaves.get("visual", {}), is_leaf=is_leaf))
-  weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape.leaves, is_leaf=is_leaf)) * itemsize
-  cache = 2.0 * t.layers * t.kv_heads * t.head_dim * itemsize * filled
-  read = (weights - tower * itemsize - (0 if t.tied else t.vocab * t.width * itemsize) + sessions * cache) / devices
-  return {"weights": weights / devices, "cache": sessions * cache / devices, "read": read, "seconds": read / topology.chip.bandwidth}
+  count = lambda tree: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree, is_leaf=is_leaf))
+  size = 1 if int8 else itemsize
+  idle = count(shape.leaves.get("visual", {})) + (0 if t.tied else t.vocab * t.width)
+  cache = 2.0 * t.layers * t.kv_heads * t.head_dim * itemsize * filled * sessions
+  read = (count(shape.leaves) - idle) * size + cache
+  return {"weights": count(shape.leaves) * size, "cache": cache, "read": read, "seconds": read / topology.chip.bandwidth}

@@ -83,8 +83,8 @@ def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any) 
   agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
   phase = next(p for p in agent.phases if p.params_key == "policy")
   score = learner.make_score(policy(shape, work, cfg), cfg.practice.temperature)
-  update = learner.make_update(score, phase.loss, how.optimiser, mesh=mesh, like=state)
-  began, given = time.monotonic(), (mesh_lib.placed(state, mesh), None, (batch(shape, work, mesh, agent.needs),), None)
+  update = learner.make_update(score, phase.loss, how.optimiser, mesh=mesh, like=state, offload=how.offload)
+  began, given = time.monotonic(), (mesh_lib.placed(state, mesh, how.offload), None, (batch(shape, work, mesh, agent.needs),), None)
   lowered = update.trace(*given).lower(lowering_platforms=("tpu",))
   try:
     program = lowered.compile()
@@ -98,7 +98,7 @@ def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any) 
 def read(plan: Plan, program: Any, shape: Shape, how: How, work: Work, state: Any, seconds: float) -> Plan:
   """What a compiled step says of itself. Interconnect time is that of its collectives; those that run alone are exposed."""
   m, text = program.memory_analysis(), program.as_text()
-  known = {"parameters": split_bytes(state.params, plan.mesh), "optimiser": split_bytes(state.opt_state, plan.mesh)}
+  known = {"parameters": split_bytes(state.params, plan.mesh), "optimiser": 0.0 if how.offload else split_bytes(state.opt_state, plan.mesh)}
   memory = known | {
     "batch": m.argument_size_in_bytes - sum(known.values()), "temporaries": m.temp_size_in_bytes,
     "results": m.output_size_in_bytes - m.alias_size_in_bytes, "program": m.generated_code_size_in_bytes,
