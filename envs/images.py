@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import json
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from envs.errors import BootDeadline
-from envs.locks import Lock
 
 DEBIAN = "debian"  # env.image: the desktop that tools/build_desktop.py made
 ABOUT = "desktop.json"
@@ -161,14 +161,15 @@ def saved(folder: pathlib.Path, image: Image) -> Template | None:
 def made_once(folder: pathlib.Path, image: Image, seconds: float, make: Callable[[pathlib.Path], object]) -> Template:
   """The template in `folder`. Where there is none, make(a new folder beside it) writes one, by one process while the others wait."""
   until = time.monotonic() + seconds
+  folder.parent.mkdir(parents=True, exist_ok=True)
   while (template := saved(folder, image)) is None:
-    with contextlib.suppress(BlockingIOError), contextlib.closing(Lock(f"template-{folder.name}")):
-      if (template := saved(folder, image)) is not None:
-        break
-      folder.parent.mkdir(parents=True, exist_ok=True)
-      with _workshop(folder) as fresh:
-        make(fresh)
-        os.replace(fresh, folder)
+    # beside it, not among the locks of envs.locks: processes with another TMPDIR share the folder too
+    with contextlib.suppress(BlockingIOError), folder.with_name(f".{folder.name}.lock").open("w") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      if saved(folder, image) is None:
+        with _workshop(folder) as fresh:
+          make(fresh)
+          os.replace(fresh, folder)
       continue
     if time.monotonic() > until:
       raise BootDeadline(f"another process did not finish the template {folder} within {seconds:g} s")
