@@ -24,6 +24,7 @@ from envs.osworld.hand import Hand
 from envs.osworld.lease import Lease
 from envs.osworld.setup import Setup, values_of
 from envs.referees import Judge
+from envs.vm import PoweredOff
 
 DESKTOP = ("click", "left_double", "right_single", "drag", "scroll", "hotkey", "type", "wait")  # what Machine.act does by itself
 REST_POLL = 0.5  # seconds between two looks at a screen that should stay at rest
@@ -138,14 +139,10 @@ class OSWorldEnv(gym.Env):
       return self._finish(action, "unreadable", None)
     if action.kind in actions.ENDS:
       return self._finish(action, "agent", self._verdict(action.kind == "fail"))
-    phases.enter("act")
     try:
-      perform(self.machine, action)
-    except Untypable as refused:
-      self._extra["refused"] = str(refused)[:300]
-    phases.enter("settle")
-    self._look(*self.machine.settle())
-    phases.enter("observe")
+      self._act(action)
+    except PoweredOff:
+      return self._finish(action, "agent", self._off())
     if self.steps >= self.task.limits.steps:
       return self._finish(action, "steps", self._verdict(False))
     self.done = False
@@ -155,6 +152,21 @@ class OSWorldEnv(gym.Env):
     """Ends the episode from outside (a wall-clock limit); the final state is checked as it stands."""
     self.done, self._extra = True, {}
     return self._finish(None, "seconds", self._verdict(False))[4]
+
+  def _act(self, action: Action) -> None:
+    phases.enter("act")
+    try:
+      perform(self.machine, action)
+    except Untypable as refused:
+      self._extra["refused"] = str(refused)[:300]
+    phases.enter("settle")
+    self._look(*self.machine.settle())
+    phases.enter("observe")
+
+  def _off(self) -> scoring.Score:
+    """The agent shut the guest down: a try that failed, since nothing on it can be looked at any more."""
+    self._extra["powered_off"] = True
+    return scoring.Score(0.0, ())
 
   def _look(self, frame: np.ndarray, rested: bool) -> None:
     if not rested:
@@ -177,6 +189,10 @@ class OSWorldEnv(gym.Env):
     claimed = scoring.by_claim(self.file, gave_up)
     if claimed is not None:
       return claimed
+    try:
+      self.machine.health()
+    except PoweredOff:
+      return self._off()
     self.machine.release()  # what the agent still holds down would spoil postconfig's keys
     if self.cfg.compat_sleeps:
       time.sleep(COMPAT_EVALUATE)
