@@ -19,6 +19,7 @@ from envs.monitor import Monitor, Refused
 
 PROGRAM = "qemu-system-x86_64"
 SHARE_IDLE = 0.15  # of its time that a processor at rest may still run
+SHARE_WAITING = 0.5  # of its time that it may run or wait for a processor of the host
 
 
 class VmPaused(InfraError):
@@ -157,26 +158,28 @@ class Vm:
     self.size = (width, height)
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
 
-  def busy(self) -> int:
-    """Nanoseconds that the guest's processor has run or waited for a processor of the host so far."""
+  def busy(self) -> tuple[int, int]:
+    """Nanoseconds that the guest's processor has run so far, and that it has waited for a processor of the host."""
     try:
       ran, waited, _ = pathlib.Path(f"/proc/{self.child.pid}/task/{self.thread}/schedstat").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
       self.call("query-status")  # says what became of it
       raise VmFault("the guest's processor has no thread") from None
-    return int(ran) + int(waited)
+    return int(ran), int(waited)
 
   def idle(self, seconds: float, window: float | None = None) -> bool:
-    """Waits until the guest's processor has been idle for the window, at most so long; whether it was."""
+    """Waits until the guest's processor has been idle for the window, at most so long; whether it was. On a busy host one with work to do
+    hardly runs, but is always waiting to; one without wakes now and then, and may wait long for each of its moments."""
     window = self.cfg.settle_window if window is None else window
-    until, seen = time.monotonic() + seconds, [(time.monotonic(), self.busy())]
+    until, seen = time.monotonic() + seconds, [(time.monotonic(), *self.busy())]
     while True:
       now = time.monotonic()
-      seen.append((now, self.busy()))
+      seen.append((now, *self.busy()))
       while len(seen) > 2 and seen[1][0] <= now - window:
         seen.pop(0)
-      (then, before), ran = seen[0], seen[-1][1]
-      if now - then >= window and ran - before <= SHARE_IDLE * 1e9 * (now - then):
+      (then, ran, waited), span = seen[0], 1e9 * (now - seen[0][0])
+      ran, waited = seen[-1][1] - ran, seen[-1][2] - waited
+      if now - then >= window and ran <= SHARE_IDLE * span and ran + waited <= SHARE_WAITING * span:
         return True
       if now >= until:
         return False
