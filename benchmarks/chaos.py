@@ -3,17 +3,20 @@
   python -m benchmarks.chaos [--of=workers --of=episodes] [--episodes=500] [--out=runs/chaos]
 
 Runs of train.py from one copied policy, with worker processes whose steps take a second, as those of a desktop do: one in peace, the
-others in chaos, each itself killed (-9) once and resumed. In chaos of=workers a tenth of the workers are killed before the run is over, 5%
-hang and 5% raise; of=episodes is far harsher, it breaks the same shares of the episodes. In both 2% of the episodes show a black screen and
-2% half a one.
+others in chaos, each itself killed (-9) once and resumed. In chaos of=workers a tenth of the workers, at random moments, get a SIGKILL,
+5% a SIGSTOP, and 5% raise; of=episodes is far harsher, it breaks the same shares of the episodes. In both 2% of the episodes show a black
+screen and 2% half a one.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+import math
 import os
 import pathlib
+import random
 import signal
 import sqlite3
 import subprocess
@@ -58,6 +61,39 @@ def workers_of(pid: int) -> list[int]:
   return found
 
 
+def done(workdir: pathlib.Path) -> int:
+  """Updates so far."""
+  path = workdir / "metrics.jsonl"
+  return len(read_jsonl(path)) if path.exists() else 0
+
+
+def signals(slots: int, updates: int, rng: random.Random) -> list[tuple[float, signal.Signals]]:
+  """(the update before which, what a worker gets), in order, for a tenth and a twentieth of them. Not in the two updates in which a
+  session begins: what it loses then is not measured."""
+  whens = [u for u in range(2, updates) if not updates // 2 <= u < updates // 2 + 2]
+  kinds = [signal.SIGKILL] * math.ceil(WORKERS["die"] * slots) + [signal.SIGSTOP] * math.ceil(WORKERS["hang"] * slots)
+  return sorted((rng.choice(whens) + rng.random(), kind) for kind in kinds)
+
+
+def play(workdir: pathlib.Path, knobs: list[str], until: int, plan: list, rng: random.Random) -> subprocess.Popen:
+  """A run that sends its workers what is planned, as it gets there; ended, or killed (-9) after `until` updates."""
+  run = start(workdir, knobs)
+  while run.poll() is None:
+    time.sleep(0.2)
+    reached = done(workdir)
+    if until and reached >= until:
+      run.kill()
+      break
+    if plan and reached >= int(plan[0][0]) and (alive := workers_of(run.pid)):
+      _, kind = plan.pop(0)
+      time.sleep(rng.random() * 4)
+      with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        os.kill(rng.choice(alive), kind)
+        print(f"{kind.name} to a worker in update {reached + 1}", flush=True)
+  run.wait()
+  return run
+
+
 def gone(pid: int, seconds: float = 10.0) -> bool:
   until = time.monotonic() + seconds
   while workers_of(pid) and time.monotonic() < until:
@@ -98,22 +134,19 @@ def main(argv: list[str]) -> None:
   copied = out / "copied"
   finish(start(copied, ["practice.updates=0", *common[3:], "copy.updates=300"]), copied)
   rates = {}
-  worker_share = {"workers": FLAGS.slots / FLAGS.episodes, "episodes": 1.0}  # a worker plays episodes / slots of them
+  a_worker = {"throw": WORKERS["throw"] * FLAGS.slots / FLAGS.episodes}  # of the episodes / slots that it plays, one
+  chaos = {"workers": a_worker | SCREENS, "episodes": WORKERS | SCREENS}
   for name in ("peace", *FLAGS.of):
-    broken = {} if name == "peace" else {kind: chance * worker_share[name] for kind, chance in WORKERS.items()} | SCREENS
+    broken, rng = chaos.get(name, {}), random.Random(0)
+    plan = signals(FLAGS.slots, updates, rng) if name == "workers" else []
     workdir = out / name
     knobs = [f"copy.start={copied}", *common, *(f"env.faults.{kind}={chance}" for kind, chance in broken.items())]
-    run, starts = start(workdir, knobs), {0}
+    starts = {0}
     if broken:  # killed half way, as no handler can see
-      while (
-        run.poll() is None and len(read_jsonl(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []) < updates // 2
-      ):
-        time.sleep(0.2)
-      os.kill(run.pid, signal.SIGKILL)
-      run.wait()
+      run = play(workdir, knobs, updates // 2, plan, rng)
       print(f"killed -9 half way; its workers are gone: {gone(run.pid)}", flush=True)
-      starts.add(len(read_jsonl(workdir / "metrics.jsonl")))
-      run = start(workdir, knobs)
+      starts.add(done(workdir))
+    run = play(workdir, knobs, 0, plan, rng)
     finish(run, workdir)
     rows, rates[name] = episodes(workdir), rate(workdir, starts)
     broke = faults(rows)
