@@ -117,7 +117,7 @@ class Run:
     """(optimiser, schedule) of one set of parameters."""
     knobs = self.cfg.copy if copying else self.cfg.practice if key == "policy" else self.cfg.critic
     lr = self.cfg.policy.lr if key == "policy" and self.cfg.policy.checkpoint else knobs.lr
-    how = policies.stepped(self.cfg.policy) if key == "policy" else {}
+    how = policies.stepped(self.cfg.policy)  # a critic may have the policy's trunk
     return make_optimiser(knobs, self.cfg.practice.clip_norm, self.cfg.copy.updates if copying else None, lr, **how)
 
   def learner(self, params, copying: bool) -> dict:

@@ -33,9 +33,13 @@ def python(code, devices, *args):
 
 
 def finish(*processes):
-  for p in processes:
-    out, _ = p.communicate(timeout=240)
-    assert p.returncode == 0, out
+  try:
+    for p in processes:
+      out, _ = p.communicate(timeout=240)
+      assert p.returncode == 0, out
+  finally:
+    for p in processes:
+      p.kill()
 
 
 def test_saved_on_four_devices_read_on_one_and_on_two(tmp_path):
@@ -115,7 +119,6 @@ assert named["states/policy/params/embed_tokens"].dtype == jnp.bfloat16
 def test_a_learner_goes_from_any_mesh_to_any_other_and_to_numpy(tmp_path):
   """bfloat16 parameters, their float32 master and Adam's moments: one device, fsdp 8, fsdp 4 x tensor 2, fsdp 2 x context 2 x tensor 2
   with the optimiser's part in the host's memory, data 8, and back without any."""
-  child = python(LEARNER, 8, tmp_path)
-  finish(child)
+  finish(python(LEARNER, 8, tmp_path))
   back, _, step = Checkpointer(tmp_path).restore({"states": {"policy": {"params": {"norm": jnp.zeros(16, jnp.bfloat16)}}}}, partial=True)
   assert step == 9 and back["states"]["policy"]["params"]["norm"].any()
