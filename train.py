@@ -321,5 +321,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  code = main(sys.argv)
-  leave(code, at_once=code != 0 and not hosts.alone())
+  code, several = main(sys.argv), not hosts.alone()
+  if code in (0, EXIT_STOPPED):
+    hosts.part()
+  leave(code, at_once=several)

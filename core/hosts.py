@@ -96,6 +96,12 @@ def alone() -> bool:
   return not jax.distributed.is_initialized() or jax.process_count() == 1
 
 
+def part() -> None:
+  """At the end of a run that all processes have come to: waits for the others, so that none takes the end of one for its death."""
+  if not alone():
+    jax.distributed.shutdown()
+
+
 def own(workdir: pathlib.Path) -> pathlib.Path:
   """The folder that this process alone writes: the workdir in the first one."""
   return workdir if jax.process_index() == 0 else workdir / "hosts" / str(jax.process_index())

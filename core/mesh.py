@@ -133,7 +133,8 @@ def multiples(mesh: Mesh) -> dict[str, int]:
   which its attention kernel wants."""
   context, tensor = mesh.shape["context"], mesh.shape["tensor"]
   lanes = 128 if context > 1 and mesh.devices.flat[0].platform == "tpu" else 1
-  return {"blocks": blocks(mesh) // jax.process_count(), "tokens_multiple": context * lanes, "images_multiple": context * tensor}
+  hosts = len({device.process_index for device in mesh.devices.flat})
+  return {"blocks": blocks(mesh) // hosts, "tokens_multiple": context * lanes, "images_multiple": context * tensor}
 
 
 def describe(mesh: Mesh) -> str:
