@@ -84,7 +84,7 @@ def install(root: pathlib.Path, packages: list[str], args, cache: pathlib.Path, 
   with log.open("w") as out:
     started = subprocess.Popen(
       argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-      env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C"},
+      env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C", "INITRD": "No"},  # the kernel's package makes none: finish.sh does
     )  # fmt: skip
     for line in started.stdout:
       out.write(line)
