@@ -27,6 +27,7 @@ from envs.referees import Judge
 from envs.vm import PoweredOff
 
 DESKTOP = ("click", "left_double", "right_single", "drag", "scroll", "hotkey", "type", "wait")  # what Machine.act does by itself
+BLINK = 0.002  # share of pixels that may differ between two looks at a screen at rest: a caret
 REST_POLL = 0.5  # seconds between two looks at a screen that should stay at rest
 COMPAT_RESET, COMPAT_EVALUATE = 60.0, 20.0  # seconds that the benchmark's own runner sleeps
 
@@ -69,7 +70,7 @@ def rest(machine: Any, still: float, most: float) -> tuple[np.ndarray, bool]:
   while True:
     last, (frame, rested) = frame, machine.settle()
     now = time.monotonic()
-    if not rested or last is None or not np.array_equal(last, frame):
+    if not rested or last is None or last.shape != frame.shape or (last != frame).any(-1).mean() > BLINK:
       since = now if rested else None
     if since is not None and now - since >= still or now >= until:
       return frame, since is not None and now - since >= still

@@ -18,8 +18,9 @@ PAIRS = (
 POWERS = ("x2", "y3", "a4", "b5", "z2", "n3", "m2", "r3", "t4", "k5", "c2", "s3", "v6", "p7", "q8", "w9")
 WORDS = ("river", "garden", "winter", "market", "island", "bridge", "candle", "forest", "harbour", "mountain", "village", "window")
 ADDED = ("The rest follows tomorrow.", "Please answer soon.", "All of it was checked.", "Nobody has objected.", "More is to come.")
-SAVED = keys("ctrl s")
-KEPT = keys("ctrl s", "enter")  # ENTER: keep the format, where the office program asks
+WAIT = ("Action: wait()",)
+SAVED = (*keys("ctrl s"), *WAIT)
+KEPT = (*SAVED, *keys("enter"), *WAIT)  # ENTER: keep the format, which the office program asks about
 
 
 def _open(name: str) -> tuple[dict, ...]:
