@@ -46,7 +46,7 @@ def policy(shape: Shape, work: Work, cfg: Any) -> Any:
   """What `core.learner.make_score` calls of a policy, without tokenizer and weights."""
   knobs, text = cfg.policy, shape.text
   logprobs = lambda params, *args, **kwargs: decoder.token_logprobs(params, text, *args, **kwargs)
-  if shape.vl is None:
+  if not work.images:
     how = {"remat": knobs.remat, "attention": knobs.attention}
     forward = lambda params, tokens, at, segments, features, slot: decoder.forward(params, text, tokens, at, segments, **how)
     return SimpleNamespace(encode_images=lambda params, images: None, forward=forward, token_logprobs=logprobs, join=None)
