@@ -14,7 +14,7 @@ from core.optimiser import make_optimiser
 from core.state import TrainState
 from models import decoder
 from tools import plan as plan_tool
-from tools.planning import analytic, chips, hlo, shapes
+from tools.planning import analytic, chips, compiled, hlo, shapes
 from tools.planning.analytic import How, Work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -194,3 +194,20 @@ def test_collectives_are_counted_as_often_as_loops_run_them():
 def test_gathered_logits_are_told_from_a_gathered_table():
   bad = hlo.gathered_logits(hlo.collectives(PROGRAM, 16), 152064, 3584)
   assert [c.shapes for c in bad] == ["f32[512,152064]{1,0}"]
+
+
+def test_a_compiled_step_is_read_by_its_own_numbers(qwen):
+  """v5p 2x2x4: a link of 90 GB/s, three of them where all 16 take part. Alone run the all-reduce over 4, the reduce-scatter and the two
+  gathers of the entry."""
+  how, state = state_of(qwen, "bfloat16")
+  before = analytic.estimate(qwen, EPISODE, how, ONE | {"fsdp": 16}, chips.parse("v5p:2x2x4"), state)
+  sizes = {"argument": 4e9, "temp": 50e9, "output": 3.5e9, "alias": 3e9, "generated_code": 1e8}
+  stats = SimpleNamespace(**{f"{k}_size_in_bytes": v for k, v in sizes.items()})
+  program = SimpleNamespace(memory_analysis=lambda: stats, as_text=lambda: PROGRAM, cost_analysis=lambda: {"flops": 5e12})
+  after = compiled.read(before, program, qwen, how, EPISODE, state, 100.0)
+  assert after.total == pytest.approx(4e9 + 50e9 + 0.5e9 + 1e8) and after.source == "compiled" and after.flops == before.flops
+  assert after.memory["parameters"] == before.memory["parameters"]
+  few, all_of_them = 28 * 2 * 4096 * 3 / 4 + 512 * 152064 * 4 * 3 / 4, 160 * 15 + 152064 * 3584 * 2 * 15 / 16
+  assert after.seconds["exposed"] == pytest.approx(few / 90e9 + all_of_them / 270e9)
+  assert after.seconds["interconnect"] > after.seconds["exposed"] and after.step == after.seconds["compute"] + after.seconds["exposed"]
+  assert "all-gathers of logits: 1" in after.notes[0] and "5.0 TFLOP" in after.notes[0]
