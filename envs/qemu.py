@@ -365,14 +365,16 @@ class Machine:
     self.send(qcodes.release_all())
 
   def click(self, point: tuple[int, int], button: str = "left", times: int = 1) -> None:
-    """Presses and lets go, `times` times. One command for both, so that a busy host cannot pull a double-click apart; between two of them
-    the guest gets some time of its own, since libinput takes what follows within 25 ms for a switch that bounces."""
+    """Presses and lets go, `times` times. Two commands, since what one command says is one frame to the guest, which sees no click in it;
+    without a pause, so that a busy host does not pull a double-click apart. Between two clicks the guest gets some time of its own:
+    libinput takes what follows within 25 ms for a switch that bounces."""
     self.move(point)
     for again in range(times):
       if again:
         time.sleep(GAP)
         self.vm.idle(2 * GAP, BOUNCE)
-      self.send([qcodes.button(button, True), qcodes.button(button, False)])
+      self.hold(button, True)
+      self.hold(button, False)
 
   def drag(self, start: tuple[int, int], end: tuple[int, int], button: str = "left", steps: int = 8) -> None:
     self.move(start)
