@@ -286,6 +286,14 @@ def test_a_machine_that_breaks_in_a_step_says_how_and_comes_back(vm, break_it, e
   assert machine.settle()[0][12, 10].tolist() == [0, 255, 0]
 
 
+def test_each_half_of_a_click_is_a_frame_of_its_own(vm):
+  """What one input-send-event says ends in one SYN, and a press and a release before the same SYN are no click to libinput."""
+  machine = vm()
+  count = vm.asked.read_text().count("input-send-event")
+  machine.act(Action("left_double", {"point": (10, 12)}, {}, "desktop"))
+  assert vm.asked.read_text().count("input-send-event") - count == 1 + 4  # the movement; down, up, down, up
+
+
 def test_a_frozen_screen_is_found_after_actions_that_changed_nothing(vm):
   machine = vm()
   vm.told(frozen=True)
