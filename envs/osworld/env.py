@@ -197,6 +197,7 @@ class OSWorldEnv(gym.Env):
     self.machine.release()  # what the agent still holds down would spoil postconfig's keys
     if self.cfg.compat_sleeps:
       time.sleep(COMPAT_EVALUATE)
+    rest(self.machine, min(1.0, self.cfg.still_seconds), self.cfg.window_seconds)  # what is being saved is there first
     if told := self._setup().after(self.file.postconfig):
       self._extra["postconfig"] = told
     self.checker.used.clear()
