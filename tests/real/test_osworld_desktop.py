@@ -1,5 +1,5 @@
-"""Solved and idle episodes of this project's own tasks on the real desktop: the scripts pass, doing nothing does not (make system; the image
-as in test_qemu.py). Three families always, all of them with the marker slow."""
+"""Solved and idle episodes of this project's own tasks on the real desktop: the scripts pass, doing nothing does not (make system; the
+image as in test_qemu.py). Three families always, the others with the marker slow."""
 
 import os
 
