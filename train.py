@@ -306,14 +306,14 @@ def main(argv: list[str]) -> int:
   except Stop:
     print(f"stopped after saving: the same command with --workdir={shared} and without --fresh goes on", flush=True)
     return EXIT_STOPPED
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, hosts.Parted, jax.errors.JaxRuntimeError) as error:
+    if hosts.parted(error):
+      print(f"train.py: parted from the other processes: {config_lib.one_line(error)[:300]}", file=sys.stderr)
+      return EXIT_PARTED
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      raise
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)
     return config_lib.EXIT_USAGE
-  except (hosts.Parted, jax.errors.JaxRuntimeError) as error:
-    if hosts.alone() and not isinstance(error, hosts.Parted):
-      raise
-    print(f"train.py: parted from the other processes: {config_lib.one_line(error)[:300]}", file=sys.stderr)
-    return EXIT_PARTED
   except (FloatingPointError, NoTaskLeft, *BROKEN) as error:
     print(f"train.py: {error}", file=sys.stderr)
     return 1

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 from typing import Any
@@ -20,6 +21,7 @@ import jax
 import ml_collections
 from jax._src import distributed  # the key-value store of the coordinator has no public name
 
+_STATUS = re.compile(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")  # how XLA's errors begin, whatever their type
 _PART = 1 << 20  # bytes of a value that the store takes at once
 _rounds = itertools.count()
 _patience = 1800.0
@@ -112,6 +114,11 @@ def everyone(value: Any) -> list[Any]:
   return [json.loads(text) for text in _exchange(json.dumps(value).encode())] if not alone() else [value]
 
 
+def parted(error: BaseException) -> bool:
+  """Whether an error says that the other processes are gone: a collective that broke off, too."""
+  return isinstance(error, Parted) or not alone() and bool(_STATUS.match(str(error)))
+
+
 def share(number: int, name: str) -> int:
   """This process's equal part of what a knob says of the whole run. ValueError where there is none."""
   count = 1 if alone() else jax.process_count()
@@ -154,6 +161,15 @@ def _exchanged(mine: bytes) -> list[bytes]:
   return found
 
 
+def _heard() -> None:
+  """Before all end: the first process, which holds the store, waits until the others have read it."""
+  client = distributed.global_state.client
+  client.key_value_set_bytes(f"practice/heard/{jax.process_index()}", b"1")
+  if jax.process_index() == 0:
+    for other in range(1, jax.process_count()):
+      client.blocking_key_value_get_bytes(f"practice/heard/{other}", 10_000)
+
+
 def same_config(resolved: dict[str, Any]) -> None:
   """ValueError naming what differs where the processes were not started with one config; before anything compiles."""
   flat = {k: v for k, v in _flat("config", resolved) if k != "config.hosts.index"}
@@ -161,6 +177,7 @@ def same_config(resolved: dict[str, Any]) -> None:
   found = everyone({k: flat.get(k) for k in sorted(first.keys() | flat.keys()) if first.get(k) != flat.get(k)})
   other = next((i for i, differs in enumerate(found) if differs), None)
   if other is not None:
+    _heard()
     name, got = next(iter(found[other].items()))
     more = f" (and {len(found[other]) - 1} more)" if len(found[other]) > 1 else ""
     raise ValueError(f"{name}{more} is {got!r} in process {other} and {first.get(name)!r} in process 0: start all with one config")

@@ -1,0 +1,133 @@
+"""train.py in two processes on one machine: one run, killed and brought back by its supervisors; hosts that were started unalike."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from test_train import ROOT, assert_same_run, command
+
+from core import hosts
+from core.metrics import read_jsonl
+from envs import processes
+
+SMALL = {
+  "copy__demonstrations": 6, "copy__updates": 3, "practice__updates": 3, "practice__slots": 4, "eval__every": 0, "env__held_out_tasks": 2,
+  "gate__known_good": 0, "gate__do_nothing": 0, "watchdog__seconds": 300.0, "watchdog__compiling": 300.0,
+}  # fmt: skip
+
+
+def free_address():
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def begin(program, workdir, address, index, folder, **changed):
+  """One process of two, with one device."""
+  knobs = SMALL | {"hosts__coordinator": address, "hosts__count": 2, "hosts__index": index, "hosts__join": 120.0} | changed
+  argv = [*program, *command(workdir, **knobs)[1:]]
+  env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"}
+  with open(folder / f"{workdir.name}-{index}.log", "wb") as log:
+    return subprocess.Popen([sys.executable, *argv], cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
+
+
+def finish(children, folder, seconds=900):
+  """Exit codes; nothing of them is left."""
+  try:
+    return [child.wait(timeout=seconds) for child in children]
+  finally:
+    for child in children:
+      for pid, start in processes.family(child.pid):
+        processes.send(pid, start, signal.SIGKILL)
+      with contextlib.suppress(ProcessLookupError):
+        child.kill()
+
+
+def trainer_of(guard):
+  """(pid, start time) of the train.py under a supervisor."""
+  for pid, start in processes.family(guard.pid):
+    with contextlib.suppress(OSError):
+      words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+      if any(word.endswith(b"train.py") for word in words[:2]):
+        return pid, start
+  raise AssertionError("there is no trainer")
+
+
+def wait_for(what, seconds=600):
+  until = time.monotonic() + seconds
+  while not what():
+    assert time.monotonic() < until, "it did not come"
+    time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(tmp_path):
+  """Kill -9 in the second update or later. The other one notices within 30 seconds; both supervisors start theirs again."""
+  address = free_address()
+  straight = [begin(["train.py"], tmp_path / "straight", address, i, tmp_path) for i in range(2)]
+  assert finish(straight, tmp_path) == [0, 0], (tmp_path / "straight-1.log").read_text()[-2000:]
+  workdir, address = tmp_path / "killed", free_address()
+  guards = [begin(["supervise.py", "--"], workdir, address, i, tmp_path) for i in range(2)]
+  try:
+    curve = workdir / "metrics.jsonl"
+    wait_for(lambda: curve.exists() and len(read_jsonl(curve)) >= 1)
+    other, (pid, start) = trainer_of(guards[0]), trainer_of(guards[1])
+    processes.send(pid, start, signal.SIGKILL)
+    wait_for(lambda: processes.start_time(other[0]) != other[1], seconds=30)
+  finally:
+    codes = finish(guards, tmp_path)
+  assert codes == [0, 0], (tmp_path / "killed-0.log").read_text()[-2000:]
+  deaths = [json.loads(line) for line in (workdir / "restarts.jsonl").read_text().splitlines()]
+  assert len(deaths) >= 2 and -9 in [d["exit"] for d in deaths] and all(d["restart"] for d in deaths)
+  assert_same_run(tmp_path / "straight", workdir)
+  mine, theirs = (read_jsonl(tmp_path / "straight" / part / "metrics.jsonl") for part in ("", "hosts/1"))
+  for a, b in zip(mine, theirs, strict=True):  # both counted the episodes of both
+    assert {k: v for k, v in a.items() if k.startswith(("reward", "groups", "policy"))} == {
+      k: v for k, v in b.items() if k.startswith(("reward", "groups", "policy"))
+    }
+
+
+@pytest.mark.slow
+def test_processes_with_different_configs_say_so_in_one_line(tmp_path):
+  address = free_address()
+  children = [begin(["train.py"], tmp_path / "run", address, i, tmp_path, practice__lr=(5e-4, 1e-3)[i]) for i in range(2)]
+  assert finish(children, tmp_path, 300) == [2, 2]
+  for i in range(2):
+    said = (tmp_path / f"run-{i}.log").read_text()
+    assert "config.practice.lr is 0.001 in process 1 and 0.0005 in process 0: start all with one config" in said
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("knobs, words", [
+  ({"coordinator": "10.0.0.1"}, "wanted address:port"),
+  ({"coordinator": "10.0.0.1:99", "count": 2}, "hosts.index is -1 of hosts.count 2"),
+  ({"coordinator": "10.0.0.1:99", "count": 2, "index": 2}, "hosts.index is 2 of hosts.count 2"),
+])  # fmt: skip
+def test_what_says_no_place_is_one_line(knobs, words):
+  cfg = hosts.defaults()
+  hosts.check(cfg)
+  cfg.update(knobs)
+  with pytest.raises(ValueError, match=words):
+    hosts.check(cfg)
+
+
+def test_alone_a_process_says_it_all():
+  assert hosts.alone() and hosts.everyone({"a": 1}) == [{"a": 1}] and hosts.most(3) == 3 and hosts.deal([1, 2]) == [1, 2]
+  assert hosts.share(7, "x") == 7 and hosts.own(pathlib.Path("/run")) == pathlib.Path("/run")
+  hosts.same_config({"a": np.float64(1.0).item()})
+
+
+def test_a_collective_that_broke_off_is_no_bad_input(monkeypatch):
+  """gloo's error as it came out of a run whose other process was killed, a ValueError; a knob's is one in any run."""
+  broken, knob = ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), ValueError("practice.lr is 3, wanted less")
+  assert not hosts.parted(broken) and hosts.parted(hosts.Parted("gone"))
+  monkeypatch.setattr(hosts, "alone", lambda: False)
+  assert hosts.parted(broken) and not hosts.parted(knob)
