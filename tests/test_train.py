@@ -181,7 +181,8 @@ SHORT = {"agent.store": 400, "agent.critic_minibatch": 32, "agent.critic_epochs"
 
 @pytest.mark.parametrize("name", ["ppo", "webrl"])
 def test_critics_references_and_stored_episodes_resume_bit_for_bit(straight, tmp_path, monkeypatch, name):
-  """From the policy that another run copied. Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries."""
+  """Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries. From the policy that
+  another run copied."""
   defaults = find("agents", name).defaults()
   own = {k: v for k, v in (TINY | SHORT).items() if k.startswith("agent.") and k.removeprefix("agent.") in defaults}
   shared = {k: v for k, v in TINY.items() if not k.startswith("agent.")} | {"practice.groups": 4, "copy.start": straight, "eval.every": 0}
