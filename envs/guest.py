@@ -128,7 +128,7 @@ class Guest:
     date = self._ask("GET", "/platform", seconds).date
     try:
       return email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
       raise GuestFault(f"{self}/platform: its answer is dated {date!r:.100}, wanted HTTP's Date") from None
 
   # -- what is done
@@ -286,7 +286,7 @@ class Guest:
   def _parsed(self, reply: Reply, route: str) -> Any:
     try:
       return json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
       raise GuestFault(f"{self}{route} said {reply.body[:200]!r}, wanted JSON") from None
 
   def _object(self, reply: Reply, route: str) -> dict:

@@ -78,7 +78,7 @@ def decode_png(data: bytes) -> np.ndarray:
   try:
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
       return np.asarray(image.convert("RGB"))
-  except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for what is torn
+  except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow raises for what is torn, or huge
     raise BadFrame(f"a screencap of {len(data)} bytes is no whole PNG: {error}"[:300]) from None
 
 

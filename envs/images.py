@@ -91,6 +91,8 @@ def _built(about: pathlib.Path) -> Image:
   told, folder = json.loads(about.read_text()), about.parent.resolve()
   if lacking := [n for n in ("disk.qcow2", "vmlinuz", "initrd.img") if not (folder / n).is_file()]:
     raise ValueError(f"the desktop in {folder} has no {', '.join(lacking)}: remove the folder and build it again ({BUILD})")
+  if lacking := [name for name in ("digest", "append", "memory_mb", "screen") if name not in told]:
+    raise ValueError(f"{about} has no {', '.join(lacking)}: remove the folder and build it again ({BUILD})")
   disk = folder / "disk.qcow2"
   return Image(
     disk, _format(disk), told["digest"], folder / "vmlinuz", folder / "initrd.img", told["append"], True, told["memory_mb"],

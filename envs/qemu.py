@@ -33,7 +33,7 @@ from envs.handset import Untypable
 from envs.images import Image, Template
 from envs.locks import take
 from envs.monitor import VmDied, VmHung
-from envs.vm import PROGRAM, OverlayFull, PoweredOff, Vm, VmFault, VmPaused, memory_of, screen_of
+from envs.vm import PROGRAM, OverlayFull, PoweredOff, Vm, VmFault, VmPaused, memory_of, screen_of, tool
 
 __all__ = ["Machine", "Untypable", "PoweredOff", "OverlayFull", "VmDied", "VmHung", "VmFault", "VmPaused", "RestoreFailed", "ScreenFrozen"]
 __all__ += ["defaults", "check", "ready", "derive"]
@@ -177,12 +177,12 @@ class Machine:
     try:
       disk = (self.workshop or nest.folder) / "disk.qcow2"
       if isinstance(self.start, Template) and self.start.kind == "snapshot":
-        images.run(["cp", "--reflink=auto", "--sparse=always", os.fspath(self.start.disk), os.fspath(disk)])
+        tool(["cp", "--reflink=auto", "--sparse=always", os.fspath(self.start.disk), os.fspath(disk)])
         disk.chmod(0o600)
       else:
         form = self.image.format if isinstance(self.start, Image) else "qcow2"
         argv = [images.program("qemu-img"), "create", "-q", "-f", "qcow2", "-b", os.fspath(self.start.disk), "-F", form]
-        images.run([*argv, os.fspath(disk)])
+        tool([*argv, os.fspath(disk)])
     except BaseException:
       nest.close()
       raise
@@ -221,7 +221,7 @@ class Machine:
       memory = template.memory
       if self.workshop:
         memory = self.workshop / "memory"
-        images.run(["cp", "--reflink=auto", "--sparse=always", os.fspath(template.memory), os.fspath(memory)])
+        tool(["cp", "--reflink=auto", "--sparse=always", os.fspath(template.memory), os.fspath(memory)])
         memory.chmod(0o600)
       self._launch(memory, bool(self.workshop), self.cfg.restore_seconds, ("-incoming", "defer"))
       self._take_in(template.state, until)
@@ -276,8 +276,7 @@ class Machine:
       self.vm.call("migrate-set-capabilities", capabilities=[{"capability": "x-ignore-shared", "state": True}])
       self.vm.call("migrate", uri=f"exec:cat > {shlex.quote(os.fspath(template.state))}")
       self._finish(lambda: self.vm.call("query-migrate"))
-    self.vm.call("quit")
-    self.vm.child.popen.wait(self.cfg.restore_seconds)  # it writes the last of its disk
+    self.vm.quit(self.cfg.restore_seconds)
     self.close()
     for path in (template.disk, template.memory, template.state):
       if path.exists():

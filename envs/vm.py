@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import shutil
+import subprocess
 import time
 
 import numpy as np
@@ -15,7 +16,7 @@ from envs.children import Child, Nest
 from envs.errors import BadFrame, InfraError
 from envs.guest import Guest
 from envs.images import Image
-from envs.monitor import Monitor, Refused
+from envs.monitor import Monitor, Refused, VmHung
 
 PROGRAM = "qemu-system-x86_64"
 SHARE_IDLE = 0.15  # of its time that a processor at rest may still run
@@ -30,16 +31,20 @@ class OverlayFull(InfraError):
   """The machine's own disk file hit its limit, or the host's disk is full: the guest was stopped in the middle of a write."""
 
 
-class ScreenFrozen(InfraError):
-  """The screen does not show what happens: the pointer was moved and no pixel changed."""
-
-
 class VmFault(InfraError):
   """QEMU refused what always works."""
 
 
 class PoweredOff(Exception):
   """The guest was shut down from inside, which a policy can do: the end of a try, not a fault. `revert` starts it again."""
+
+
+def tool(argv: list[str]) -> None:
+  """Runs what makes a machine's own files; where it fails, the host's disk is full or slow, and no knob is wrong."""
+  try:
+    images.run(argv)
+  except (ValueError, subprocess.TimeoutExpired) as error:
+    raise VmFault(f"a file of the machine's own could not be made: {error}"[:400]) from None
 
 
 def memory_of(image: Image, cfg) -> int:
@@ -109,6 +114,14 @@ class Vm:
     if self.picture >= 0:
       os.close(self.picture)
       self.picture = -1
+
+  def quit(self, seconds: float) -> None:
+    """Asks the process to end and waits until it has written the last of its disk."""
+    self.call("quit")
+    try:
+      self.child.popen.wait(seconds)
+    except subprocess.TimeoutExpired:
+      raise VmHung(f"QEMU (pid {self.child.pid}) did not end within {seconds:g} s of being told to") from None
 
   def call(self, name: str, **arguments):
     """What QEMU says to a command that always works."""

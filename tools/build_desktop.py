@@ -7,7 +7,8 @@
 
 Packages come through mmdebstrap and apt, by name, from --mirror; they are kept in the folder and only what is new is fetched. The same
 recipe with the same package versions gives the same files, named by their digest; what stands in the folder already is not built again.
-The finished image is booted once, its ready state saved, and known-good episodes are played on it: an image that fails them is no image.
+The finished image is booted once, its ready state saved, and known-good episodes are played on it. One that fails them is named in an error
+and stays where it is, to be looked at: env.image=debian takes it too, until another is built.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Progress:
 
 
 def recipe(packages: list[str], suite: str, mirror: str) -> str:
-  """Names what an image is made by: the packages asked for, our files, and this file."""
+  """Names what an image is made by: the packages asked for, where they come from, the constants above, and our files."""
   out = hashlib.sha256(json.dumps([sorted(packages), suite, mirror, EPOCH, APPEND, SPARE_MB, UUID]).encode())
   for path in sorted(p for p in HERE.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
     out.update(os.fspath(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes())

@@ -78,6 +78,7 @@ SPELLINGS = (
 REFUSED = ("click(863, 149)", "pyautogui.click(863)", "pyautogui.click('863', '149')", "pyautogui.click(800 + 63, 149)", "import os")
 REFUSED += ("pyautogui.click(*p)", "x = 3\npyautogui.click(x, 2)", "pyautogui.locateOnScreen('a.png')", "pyautogui.write(f'{1}')")
 REFUSED += ("__import__('os').system('reboot')", "pyautogui.write(open('/etc/passwd').read())", "pyautogui.press('ctrl+s')", "eval('1')")
+REFUSED += ("time.sleep(40); time.sleep(40)", "pyautogui.scroll(600); pyautogui.scroll(-600)")
 REFUSED += ("pyautogui.click(1, 2) pyautogui.click(1, 2)", "for i in range(3): pyautogui.click(1, 2)", "pyautogui.write('a', 'b', 'c')")
 REFUSED += ("pyautogui.click(1, 2)\nDONE", "pyautogui.write('\\x41')", "pyautogui.hotkey()", "time.sleep(1e9)", "pyautogui.move(1, 2)")
 
@@ -109,6 +110,10 @@ def read(text: str, view: Frame) -> Action:
     if len(calls) > MAX_CALLS:
       raise Bad(f"more than {MAX_CALLS} calls")
     at = _NOTHING.match(text, at).end()
+  if sum(args["seconds"] for kind, args, _ in calls if kind == "wait") > inputs.MAX_SECONDS:  # no action takes longer than one wait may
+    raise Bad(f"sleeps of more than {inputs.MAX_SECONDS} s")
+  if sum(abs(args["dx"]) + abs(args["dy"]) for kind, args, _ in calls if kind == "wheel") > inputs.MAX_WHEEL:
+    raise Bad(f"more than {inputs.MAX_WHEEL} turns of the wheel")
   if not calls:
     raise Bad("no call of pyautogui, and none of WAIT, DONE, FAIL")
   if len(calls) == 1:

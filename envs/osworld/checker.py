@@ -35,10 +35,11 @@ class SandboxMissing(ValueError):
 
 
 def enclosed(argv: list[str], folder: str) -> list[str]:
-  """The command line in namespaces of its own: no network, no other processes, a file system to read, and one folder to write."""
+  """The command line in namespaces of its own: no network, no other processes, a file system to read, and one folder to write. Without the
+  capabilities of these namespaces, with which it could make the file system writable again."""
   script = (
     'mount --bind "$0" "$0" && for m in $(cut -d" " -f2 /proc/self/mounts); do mount -o remount,bind,ro "$m" 2>/dev/null; done; '
-    'mount -o remount,bind,rw "$0" && cd "$0" && exec "$@"'
+    'mount -o remount,bind,rw "$0" && cd "$0" && exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs -- "$@"'
   )
   spaces = ["--user", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
   return ["unshare", *spaces, "--", "sh", "-c", script, folder, *argv]
@@ -50,7 +51,8 @@ def can_enclose() -> str:
   if shutil.which("unshare") is None:
     return "util-linux's unshare is not installed"
   with tempfile.TemporaryDirectory(prefix="practice-enclosed-") as folder:
-    probe = enclosed(["sh", "-c", "touch inside && ! touch ../practice-outside 2>/dev/null"], folder)
+    tries = "touch inside && ! mount -o remount,bind,rw / 2>/dev/null && ! touch ../practice-outside 2>/dev/null"
+    probe = enclosed(["sh", "-c", tries], folder)
     try:
       done = subprocess.run(probe, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -80,6 +82,7 @@ class Program:
     self.log = tempfile.TemporaryFile()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
     self.popen = subprocess.Popen(argv, cwd=folder, env=env, **pipes)
+    os.set_blocking(self.popen.stdin.fileno(), False)  # one that is stopped takes nothing
     self._held = b""
     try:
       self.listed = self._get(time.monotonic() + START_SECONDS)
@@ -92,21 +95,26 @@ class Program:
   def ask(self, asked: dict, seconds: float, helper: Callable[[str, list], dict] | None = None) -> dict:
     """One question and its answer; on the way the program may call the helper. CheckerFailed if there is no answer in time."""
     until = time.monotonic() + seconds + SPARE
-    self._put(asked | {"seconds": seconds})
+    self._put(asked | {"seconds": seconds}, until)
     while True:
       said = self._get(until)
       if "call" not in said:
         return said
       if helper is None:
         raise CheckerFailed(f"a metric asked for {said['call']!r:.60}")
-      self._put(helper(said["call"], said["args"]))
+      self._put(helper(said["call"], said["args"]), until)
 
-  def _put(self, value: dict) -> None:
-    try:
-      self.popen.stdin.write(json.dumps(value).encode() + b"\n")
-      self.popen.stdin.flush()
-    except (BrokenPipeError, OSError):
-      raise CheckerFailed(f"the process of the metrics is gone: {self._told()}") from None
+  def _put(self, value: dict, until: float) -> None:
+    left, pipe = memoryview(json.dumps(value).encode() + b"\n"), self.popen.stdin.fileno()
+    while left:
+      if not select.select([], [pipe], [], max(until - time.monotonic(), 0.0))[1]:
+        raise CheckerFailed(f"the metric did not end in time, nor take what it was asked: {self._told()}")
+      try:
+        left = left[os.write(pipe, left) :]
+      except BlockingIOError:
+        continue
+      except OSError:
+        raise CheckerFailed(f"the process of the metrics is gone: {self._told()}") from None
 
   def _get(self, until: float) -> dict:
     while b"\n" not in self._held:
@@ -120,7 +128,7 @@ class Program:
     line, self._held = self._held.split(b"\n", 1)
     try:
       said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
       said = None
     if not isinstance(said, dict):
       raise CheckerFailed(f"the process of the metrics said {line[:100]!r}")

@@ -9,6 +9,7 @@ stood in for: a metric that really needs one fails with its name. What prints, p
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -17,6 +18,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import types
 
 MAX_LINE = 64 << 20
@@ -24,6 +26,11 @@ MAX_LINE = 64 << 20
 
 class TooLong(Exception):
   """A metric took longer than it was given."""
+
+
+class Starved(BaseException):
+  """A metric took longer than it was given, and had the processor for less than half of that: it may have been good for a score. No
+  Exception, so that no metric takes it for a fault of the file it was reading."""
 
 
 class Absent(types.ModuleType):
@@ -176,15 +183,14 @@ def answer(asked, suite, pipe):
   return {"score": float(plain(suite.metric(asked["name"], asked["result"], asked["expected"], asked["options"])))}
 
 
-def late(number, frame):
-  raise TooLong
+def late(number, frame, began=0.0, seconds=0.0):
+  raise TooLong if time.process_time() - began > 0.5 * seconds else Starved
 
 
 def main():
   memory, pipe = int(sys.argv[1]), Pipe()
   for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 512 << 20), (resource.RLIMIT_CORE, 0)):
     resource.setrlimit(limit, (most, most))
-  signal.signal(signal.SIGALRM, late)
   try:
     suite = Ours(sys.argv[2]) if len(sys.argv) > 2 else Theirs()
     pipe.put(suite.listed())
@@ -193,10 +199,11 @@ def main():
     pipe.put({"error": f"{type(failed).__name__}: {failed}"[:500]})
     return 1
   while (asked := pipe.get()) is not None:
+    signal.signal(signal.SIGALRM, functools.partial(late, began=time.process_time(), seconds=asked["seconds"]))
     signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
     try:
       said = answer(asked, suite, pipe)
-    except Exception as error:  # noqa: BLE001 - whatever a metric raises is for the parent to judge
+    except (Exception, Starved) as error:  # noqa: BLE001 - whatever a metric raises is for the parent to judge
       failed = error
       said = {"error": f"{type(failed).__name__}: {failed}"[:500], "whose": suite.whose(failed)}
     signal.setitimer(signal.ITIMER_REAL, 0)

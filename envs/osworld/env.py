@@ -192,8 +192,18 @@ class OSWorldEnv(gym.Env):
       return claimed
     try:
       self.machine.health()
+      return self._checked()
     except PoweredOff:
       return self._off()
+    except InfraError:
+      try:
+        self.machine.health()  # a guest that is shutting down answers no more before it is off
+      except PoweredOff:
+        return self._off()
+      raise
+
+  def _checked(self) -> scoring.Score:
+    """Postconfig, then the checks."""
     self.machine.release()  # what the agent still holds down would spoil postconfig's keys
     if self.cfg.compat_sleeps:
       time.sleep(COMPAT_EVALUATE)
@@ -202,8 +212,8 @@ class OSWorldEnv(gym.Env):
       self._extra["postconfig"] = told
     self.checker.used.clear()
     score = scoring.by_checks(self.file, self._compute)
-    if not 0 <= score.value <= 1:  # not a number is not between them
-      raise CheckerFailed(f"{self.task.id}: the checks came to {score.value!r}, wanted a number from 0 to 1")
+    if wrong := [part for part in score.parts if not 0 <= part <= 1]:  # not a number is not between them
+      raise CheckerFailed(f"{self.task.id}: a check came to {wrong[0]!r}, wanted a number from 0 to 1")
     self._extra["parts"] = list(score.parts)
     if score.told:
       self._extra["check"] = list(score.told)

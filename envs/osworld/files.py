@@ -7,6 +7,7 @@ the names of the benchmark's own cache, uuid5(url)_basename. Files are shared by
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import pathlib
 import tempfile
@@ -57,7 +58,7 @@ class Files:
         try:
           size, digest = download(url, self.store / stored_name(url))
           say(f"{url}: {size} bytes, sha256 {digest[:12]}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
           failed[url] = f"{type(error).__name__}: {error}"[:200]
           say(f"{url}: {failed[url]}")
     return failed

@@ -140,6 +140,9 @@ def misfit(config: dict) -> str:
     several = isinstance(config["path"], list), isinstance(config["dest"], list)
     if several != (bool(config.get("multi", False)),) * 2 or several[0] and len(config["path"]) != len(config["dest"]):
       return f"getter {kind}: path and dest are lists of one length with multi, texts without"
+  if kind == "vm_command_line" and not isinstance(command := config.get("command", ""), str):
+    if not (isinstance(command, list) and all(isinstance(word, str) for word in command)):
+      return f"getter vm_command_line: command is {command!r:.60}, wanted a text or a list of texts"
   wanted = {"rule": ("rules",), "vm_command_line": ("command",), "cache_file": ("path",)}.get(kind, ())
   if missing := [name for name in wanted if name not in config]:
     return f"getter {kind} lacks {', '.join(missing)}"

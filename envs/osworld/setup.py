@@ -104,7 +104,7 @@ class Setup:
         raise StepFailed(f"{str(command)[:80]} did not end within {self.step_seconds:g} s") from None
       for name, text in ((stdout, ran.output), (stderr, ran.error)):
         if name:
-          self.lease.write(name, text[:TEXT_LIMIT].encode())
+          self.lease.write(name, text[:TEXT_LIMIT].encode(errors="replace"))  # JSON can hold half of a surrogate pair
       if not until or _holds(ran, until):
         return
       if time.monotonic() > limit:

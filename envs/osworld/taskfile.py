@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from envs.osworld.lease import inside
+
 PLACEHOLDERS = ("CLIENT_PASSWORD", "SCREEN_WIDTH", "SCREEN_HEIGHT", "SCREEN_WIDTH_HALF", "SCREEN_HEIGHT_HALF")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Z]+(?:_[A-Z]+)+)\}")  # "${HOME_DIR}" is the shell's
 MAX_BYTES = 4 << 20  # of a task file
@@ -76,7 +78,8 @@ class TaskFile:
     for check in self.checks:
       for getter in (check.result, check.expected):
         if getter and getter["type"] == "cloud_file":
-          yield from [getter["path"]] if isinstance(getter["path"], str) else getter["path"]
+          path = getter.get("path") or []  # the getter's own check says that it lacks one
+          yield from [path] if isinstance(path, str) else path
 
 
 def parse(said: Any, where: str, domain: str = "") -> TaskFile:
@@ -114,6 +117,8 @@ def _checks(evaluator: dict, where: str) -> tuple[Check, ...]:
         raise ValueError(f"{where}: evaluator.{name} has {one!r:.60}, wanted an object or null")
       if name != "options" and one and not isinstance(one.get("type"), str):
         raise ValueError(f"{where}: evaluator.{name} has no type of getter: {str(one)[:60]}")
+      if name != "options" and one and one["type"] in ("vm_file", "cloud_file"):
+        _paths(one, f"{where}: evaluator.{name}")
     columns[name] = [one or None for one in values]
   if "infeasible" in funcs and len(funcs) > 1:
     raise ValueError(f"{where}: infeasible stands alone, got it among {len(funcs)} metrics")
@@ -122,6 +127,13 @@ def _checks(evaluator: dict, where: str) -> tuple[Check, ...]:
       raise ValueError(f"{where}: metric {func} has no result to look at")
   rows = zip(funcs, columns["result"], columns["expected"], columns["options"])
   return tuple(Check(func, result, expected, options or {}) for func, result, expected, options in rows)
+
+
+def _paths(getter: dict, at: str) -> None:
+  for name in ("path", "dest"):
+    given = getter.get(name, "")
+    if not all(isinstance(one, str) for one in (given if isinstance(given, list) else [given])):
+      raise ValueError(f"{at}: {name} of {getter['type']} is {given!r:.60}, wanted a text or a list of texts")
 
 
 def _steps(steps: Any, where: str) -> tuple[dict, ...]:
@@ -157,10 +169,20 @@ def _parameters(kind: str, given: dict, at: str) -> None:
     good = isinstance(given["files"], list) and all(isinstance(f, dict) and all(text(f.get(k)) for k in keys) for f in given["files"])
     if not good:
       raise ValueError(f"{at}: files wants a list of objects with {' and '.join(keys)}")
-  if kind == "sleep" and (isinstance(given["seconds"], bool) or not isinstance(given["seconds"], (int, float)) or given["seconds"] < 0):
-    raise ValueError(f"{at}: seconds is {given['seconds']!r}, wanted 0 or more")
-  if (until := given.get("until")) and not (isinstance(until, dict) and until.keys() <= {"returncode", "stdout", "stderr"}):
-    raise ValueError(f"{at}: until is {until!r:.60}, wanted returncode, stdout or stderr")
+  for name in ("stdout", "stderr"):
+    if not isinstance(given.get(name) or "", str):
+      raise ValueError(f"{at}: {name} is {given[name]!r:.60}, wanted the name of a file in the cache")
+  for name in ("seconds", "max_wait_time", "check_interval"):
+    value = given.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:  # not a number is not
+      raise ValueError(f"{at}: {name} is {value!r:.60}, wanted 0 or more")
+  if not isinstance(given.get("verification") or {}, dict):
+    raise ValueError(f"{at}: verification is {given['verification']!r:.60}, wanted an object")
+  kinds = {"returncode": int, "stdout": str, "stderr": str}
+  if (until := given.get("until")) and not (
+    isinstance(until, dict) and until.keys() <= kinds.keys() and all(isinstance(until[name], kinds[name]) for name in until)
+  ):
+    raise ValueError(f"{at}: until is {until!r:.60}, wanted returncode (a whole number), stdout or stderr (texts)")
 
 
 def placeholders(command: str | list[str], at: str) -> set[str]:
@@ -208,6 +230,9 @@ def find(folder: str | pathlib.Path, index: str = "") -> list[pathlib.Path]:
     return found
   try:
     chosen = json.loads((folder / index).read_text(encoding="utf-8"))
-    return [root / domain / f"{name}.json" for domain, names in chosen.items() for name in names]
+    names = [f"{domain}/{name}.json" for domain, names in chosen.items() for name in names]
+    if not all(map(inside, names)):
+      raise ValueError("a name that leads out of the folder")
+    return [root / name for name in names]
   except (OSError, ValueError, AttributeError, TypeError) as error:
     raise ValueError(f"env.index is {index!r}: wanted a file of {folder} with ids by domain ({type(error).__name__})") from None

@@ -148,7 +148,7 @@ def test_the_clock_is_what_the_head_of_an_answer_says(scripted):
     scripted.guest.clock()
 
 
-@pytest.mark.parametrize("said", [b"<html>", b"[1]", b'{"AT": 5}', b"{}"])
+@pytest.mark.parametrize("said", [b"<html>", b"[1]", b'{"AT": 5}', b"{}", b"[" * 200_000])
 def test_what_the_api_does_not_say_is_a_fault(scripted, said):
   scripted.answers = {"/accessibility": (200, said), "/screen_size": (200, {"width": "1024", "height": 768})}
   with pytest.raises(GuestFault):

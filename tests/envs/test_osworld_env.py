@@ -430,7 +430,7 @@ def test_a_users_metrics(foreign):
   assert len(foreign.used) == 1 and next(iter(foreign.used)).startswith("desktop-env")
   first = foreign.program(True).popen.pid
   for name, words in (
-    ("needs", "vlc_bindings_that_nobody_has.* is not installed"), ("hungry", "MemoryError"), ("absent", "absent"), ("forever", "TooLong")
+    ("needs", "vlc_bindings_that_nobody_has.* is not installed"), ("hungry", "MemoryError"), ("absent", "absent"), ("forever", "Starved")
   ):  # fmt: skip
     with pytest.raises(CheckerFailed, match=words):
       foreign.metric(name, "a", None, {}, True)
@@ -449,7 +449,7 @@ def test_a_metric_that_no_alarm_reaches_is_ended_from_outside(foreign, monkeypat
     processes.send(pid, start, signal.SIGSTOP)  # as deaf as one that hangs in a library of C
   with pytest.raises(CheckerFailed, match="did not end in time"):
     foreign.seconds = 0.2
-    foreign.metric("loud", 1, 1, {}, True)
+    foreign.metric("loud", "x" * (1 << 20), 1, {}, True)  # more than a pipe holds
   assert time.monotonic() - began < 15 and program.popen.returncode is not None
   foreign.seconds = 5.0
   assert foreign.metric("loud", 1, 1, {}, True) == (1.0, "")

@@ -135,6 +135,11 @@ def test_lists_of_metrics():
     (task(config=[step("download", {"files": [{"url": "https://a"}]})]), ["files", "url and path"]),
     (task(config=[step("execute", {"command": "x", "until": {"code": 0}})]), ["until"]),
     (task(config=[step("execute", {"command": "echo {SCREEN_DEPTH}"})]), ["unknown placeholder {SCREEN_DEPTH}"]),
+    (task(config=[step("sleep", {"seconds": float("nan")})]), ["seconds is nan"]),
+    (task(config=[step("execute", {"command": "x", "stdout": 5})]), ["stdout is 5"]),
+    (task(config=[step("execute", {"command": "x", "until": {"stdout": 5}})]), ["until"]),
+    (task(config=[step("execute_with_verification", {"command": "x", "max_wait_time": "long"})]), ["max_wait_time"]),
+    (evaluator(expected={"type": "cloud_file", "path": [5], "dest": "a"}), ["path of cloud_file is [5]"]),
     (evaluator(postconfig=[step("sleep", {})]), ["evaluator.postconfig[0]", "sleep lacks seconds"]),
   ],
 )
@@ -158,6 +163,8 @@ def test_placeholders():
     (evaluator(result={"type": "open_tabs_info"}), "getter open_tabs_info needs Chrome"),
     (evaluator(result={"type": "googledrive_file"}), "Google account"),
     (evaluator(result={"type": "vm_file", "path": "/a"}), "vm_file lacks dest"),
+    (evaluator(expected={"type": "cloud_file", "dest": "a"}), "cloud_file lacks path"),
+    (evaluator(result={"type": "vm_command_line", "command": 5}), "command is 5"),
     (evaluator(result={"type": "vm_file", "path": "/a", "dest": "../../a"}), "'../../a' is no name"),
     (evaluator(result={"type": "vm_file", "path": ["/a", "/b"], "dest": ["a"], "multi": True}), "lists of one length"),
     (evaluator(result={"type": "cache_file", "path": "/etc/passwd"}), "'/etc/passwd' is no name"),
@@ -218,7 +225,9 @@ def test_an_index_chooses_and_wrong_folders_are_one_line(tmp_path, capsys):
   assert command.main(["--list", "--json", f"--tasks={folder}", "--index=test_small.json"]) == 0
   rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert [(row["id"], row["runs"]) for row in rows] == [("b", True), ("z", False)] and "No such file" in rows[1]["why"]
-  for given in ([f"--tasks={tmp_path}/none"], [f"--tasks={folder}", "--index=none.json"], [f"--tasks={folder}", "--mirror=x"]):
+  (tmp_path / "climbs.json").write_text(json.dumps({"../..": ["secret"]}))
+  wrong = ("--index=none.json", "--index=climbs.json", "--mirror=x")
+  for given in ([f"--tasks={tmp_path}/none"], *([f"--tasks={folder}", one] for one in wrong)):
     assert command.main(["--list", *given]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "wanted" in told or "no such folder" in told
@@ -247,11 +256,12 @@ def test_prefetch_fills_the_store_and_says_what_it_could_not_have(tmp_path, caps
   try:
     base = f"http://127.0.0.1:{server.server_address[1]}"
     good, gone, short, local = f"{base}/x/a%20b.txt", f"{base}/gone.txt", f"{base}/short.txt", "file:///etc/passwd"
-    files = [{"url": url, "path": "/home/user/a"} for url in (good, gone, short, local)]
+    odd = f"{base}/a b.txt"  # which http.client refuses with an error of its own
+    files = [{"url": url, "path": "/home/user/a"} for url in (good, gone, short, local, odd)]
     folder = laid_out(tmp_path / "tasks", a=task(config=[step("download", {"files": files})]), b="{}")
     store = tmp_path / "store"
     assert command.main(["--prefetch", f"--tasks={folder}", f"--store={store}"]) == 1
-    assert "3 files could not be had" in capsys.readouterr().err
+    assert "4 files could not be had" in capsys.readouterr().err
   finally:
     server.shutdown()
     server.server_close()

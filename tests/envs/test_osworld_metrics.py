@@ -1,5 +1,6 @@
 """Built-in metrics on generated files, the scores worked out by hand (tests/envs/office_cases.py), and on files made to do harm."""
 
+import errno
 import io
 import json
 import tarfile
@@ -297,3 +298,20 @@ def test_what_looks_like_code_or_a_formula_is_text(tmp_path, folder):
   rule = lambda ref: {"rules": [cell | {"props": {"value": {"method": "eq", "ref": ref}}}]}
   assert score("compare_table", str(book), None, rule("=1+1")) == 1 and score("compare_table", str(book), None, rule(2.0)) == 0
   assert not (tmp_path / "pwned").exists()
+
+
+def test_what_this_machine_lacks_is_no_score_of_the_result(tmp_path):
+  path = tmp_path / "a.docx"
+  path.write_bytes(b"x")
+
+  def fails(error):
+    def reader(path):
+      raise error
+
+    guard.read(reader, str(path), "result")
+
+  for error in (ModuleNotFoundError("No module named 'docx'"), OSError(errno.ENOSPC, "No space left on device")):
+    with pytest.raises(type(error)):
+      fails(error)
+  with pytest.raises(guard.BadResult):  # Pillow's word for a picture that breaks off
+    fails(OSError("image file is truncated"))

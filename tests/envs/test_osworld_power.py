@@ -3,11 +3,12 @@
 import pytest
 
 from core.schema import SUCCESS
+from envs.guest import GuestLost
 from envs.vm import PoweredOff
 from tests.envs.test_osworld_env import DONE, EDIT, OPENED, desktop, task_of, world  # noqa: F401 - two are fixtures
 
 
-@pytest.mark.parametrize("part", ["settle", "health"])  # in a step; between the last step and the verdict
+@pytest.mark.parametrize("part", ["settle", "health", "release"])  # in a step; between the last step and the verdict; within that
 def test_a_guest_that_the_agent_shut_down_is_a_failed_try_and_no_fault(world, monkeypatch, part):  # noqa: F811
   env = world()
   env.reset(options={"task": task_of(EDIT, OPENED)})
@@ -18,6 +19,29 @@ def test_a_guest_that_the_agent_shut_down_is_a_failed_try_and_no_fault(world, mo
     raise PoweredOff("the guest was shut down")
 
   monkeypatch.setattr(env.machine, part, off)
-  _, reward, terminated, truncated, info = env.step(DONE if part == "health" else "Action: wait()")
+  _, reward, terminated, truncated, info = env.step(DONE if part != "settle" else "Action: wait()")
   assert (reward, terminated, truncated, info["cause"]) == (0.0, True, False, "agent")
   assert info["rewards"] == {SUCCESS: 0.0} and info["notes"]["powered_off"] is True
+
+
+def test_a_server_that_is_gone_because_the_agent_shut_down_is_no_fault_and_one_that_is_just_gone_is(world, monkeypatch):  # noqa: F811
+  for was_off in (True, False):
+    env = world()
+    env.reset(options={"task": task_of(EDIT, OPENED)})
+    asked = []
+
+    def health(asked=asked, was_off=was_off):
+      asked.append(1)
+      if was_off and len(asked) > 1:
+        raise PoweredOff("the guest was shut down")
+
+    def lost(*args):
+      raise GuestLost("nobody answers")
+
+    monkeypatch.setattr(env.machine, "health", health)
+    monkeypatch.setattr(env.machine, "release", lost)
+    if was_off:
+      assert env.step(DONE)[4]["rewards"] == {SUCCESS: 0.0}
+    else:
+      with pytest.raises(GuestLost):
+        env.step(DONE)

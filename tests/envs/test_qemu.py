@@ -314,6 +314,16 @@ def test_text_that_no_key_types_does_nothing_where_the_guest_cannot_help(vm):
   assert vm.asked.read_text().count("input-send-event") == count
 
 
+def test_a_disk_file_that_cannot_be_made_is_an_infra_error(vm):
+  machine = vm()
+  tool = vm.asked.parent / "qemu-img"
+  tool.unlink(missing_ok=True)
+  tool.write_text("#!/bin/sh\necho No space left on device >&2\nexit 1\n")
+  tool.chmod(0o755)
+  with pytest.raises(qemu.VmFault, match="No space left on device"):
+    machine.revert()
+
+
 def test_memory_that_is_not_there_is_not_taken(vm):
   vm.cfg.reserve_mb = 1 << 30
   with pytest.raises(NoComputer, match=r"wants \d+ MB with env.reserve_mb, this machine has \d+ MB left"):

@@ -6,6 +6,7 @@ the grader's (BadExpected), and no score.
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import zipfile
@@ -19,6 +20,7 @@ MAX_RATIO = 1000  # unpacked over packed, of a member above 1 MB
 MAX_TEXT = 16 << 20  # bytes of a text file
 MAX_PIXELS = 64_000_000
 SIDES = ("result", "expected")
+HOST_FAULTS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EROFS, errno.ENOMEM)  # of this machine
 
 
 class BadResult(ValueError):
@@ -37,7 +39,11 @@ def read(reader: Callable[[str], Any], path: str, side: str) -> Any:
     if os.path.getsize(path) > MAX_FILE:
       raise ValueError(f"more than {MAX_FILE} bytes")
     return reader(path)
+  except ImportError:  # a library that is not installed here is nobody's file
+    raise
   except Exception as error:
+    if isinstance(error, OSError) and error.errno in HOST_FAULTS:
+      raise
     told = f"{os.path.basename(path)}: {type(error).__name__}: {error}"[:200]
     raise (BadResult if side == "result" else BadExpected)(told) from error
 
