@@ -99,6 +99,11 @@ def functions(file: str) -> dict[str, Callable]:
   return {name.removeprefix("sweep_"): f for name, f in vars(module).items() if name.startswith("sweep_") and callable(f)}
 
 
+def plain(value: Any) -> Any:
+  """A number of numpy as Python's own, which results.json takes."""
+  return value.item() if isinstance(value, np.generic) else value
+
+
 def expand(name: str, function: Callable[[], Any]) -> list[dict[str, Any]]:
   """The points of what sweep_NAME() returns."""
   try:
@@ -110,10 +115,10 @@ def expand(name: str, function: Callable[[], Any]) -> list[dict[str, Any]]:
     for key, values in made.items():
       if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ConfigError(f"sweep_{name}: {key} is {values!r}, wanted a list of values")
-    return [dict(zip(made, values)) for values in itertools.product(*made.values())]
+    return [dict(zip(made, map(plain, values))) for values in itertools.product(*made.values())]
   if not made or isinstance(made, str) or not all(isinstance(p, Mapping) and p for p in made):
     raise ConfigError(f"sweep_{name} returned {made!r}, wanted {{key: values}} or a list of {{key: value}}")
-  return [dict(p) for p in made]
+  return [{k: plain(v) for k, v in p.items()} for p in made]
 
 
 def product(sweeps: Mapping[str, list[dict]]) -> list[dict[str, Any]]:
@@ -382,8 +387,9 @@ def commands(kind: str, point: Point, flags: Mapping[str, Any]) -> Iterator[str]
   else:
     asked = [f"--nodes={flags['nodes']}", "--ntasks-per-node=1", *([f"--gpus-per-node={flags['gpus']}"] if flags["gpus"] else [])]
     asked += [f"--time={flags['hours']}:00:00"] if flags["hours"] else []
+    there = f"bash -c {shlex.quote(first + run)}" if first else run  # on every node, not where the job's script runs alone
     yield f"mkdir -p {shlex.quote(workdir)} && " + shlex.join(
-      ["sbatch", f"--job-name={label}", *asked, "--requeue", f"--output={workdir}/slurm-%j.txt", f"--wrap={first}srun {run}"]
+      ["sbatch", f"--job-name={label}", *asked, "--requeue", f"--output={workdir}/slurm-%j.txt", f"--wrap=srun {there}"]
     )
 
 

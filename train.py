@@ -290,7 +290,7 @@ def main(argv: list[str]) -> int:
     shared = pathlib.Path(hosts.everyone(flags["workdir"])[0])
     run, workdir = Run(cfg, shared), hosts.own(shared)
     config_lib.same_run(workdir, cfg)
-    if (workdir / "summary.json").exists():
+    if all(hosts.everyone((workdir / "summary.json").exists())):
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0
     evaluate.check_start(cfg)

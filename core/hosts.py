@@ -34,8 +34,8 @@ class Parted(Exception):
 def defaults() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
-      # address:port of the first process, which listens there and nowhere else; "auto": as TPU pods, Slurm, GKE or Open MPI say;
-      # "": JAX_COORDINATOR_ADDRESS where it is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID, else this process is alone
+      # address:port of the first process, which listens there and nowhere else; "auto": as TPU pods, Slurm, GKE or Open MPI say, on all
+      # interfaces; "": JAX_COORDINATOR_ADDRESS where it is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID, else this process is alone
       "coordinator": "",
       "count": 0,  # processes; read with an address
       "index": -1,  # of this process, the one knob in which hosts differ
@@ -50,6 +50,11 @@ def check(cfg: Any) -> None:
   """ValueError of one line for what cannot be."""
   address, count, index = where(cfg)
   if address in ("", "auto"):
+    if count or index >= 0:
+      raise ValueError(
+        f"hosts.count is {count} and hosts.index {index}, which are read with an address only, but hosts.coordinator is {address!r}: "
+        "give address:port of the first process, or leave them out"
+      )
     return
   if ":" not in address or not address.rpartition(":")[2].isdigit():
     raise ValueError(f"hosts.coordinator is {address!r}, wanted address:port of the first process, or auto")
@@ -87,6 +92,9 @@ def join(cfg: Any) -> None:
       return
     except (RuntimeError, ValueError) as error:
       distributed.global_state.__init__()
+      if isinstance(error, ValueError) and not _STATUS.match(str(error)):  # waiting would not change it
+        hint = "there is no cluster here that auto knows (TPU pods, Slurm, GKE, Open MPI): give address:port of the first process"
+        raise ValueError(f"hosts.coordinator is {address!r}: {error} {hint if address == 'auto' else ''}".strip()) from error
       if time.monotonic() > until - 1:
         raise Parted(f"the processes of this run did not come together within {cfg.join:g} s (hosts.join): {error}") from error
       print(f"not joined yet: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)

@@ -73,26 +73,29 @@ def defaults() -> ml_collections.ConfigDict:
   )
 
 
-def _own_rows(mesh: Mesh) -> None:
-  """ValueError where processes would share a row: each packs rows of its own."""
-  for row in mesh.devices.reshape(blocks(mesh), -1):
-    owners = {device.process_index for device in row}
-    if len(owners) > 1:
-      most = mesh.size // jax.process_count()
-      raise ValueError(
-        f"mesh.context x mesh.tensor = {row.size} devices share a row, but belong to {len(owners)} processes of {most} devices: wanted a "
-        f"divisor of {most}"
-      )
+def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np.ndarray:
+  """`devices` in that shape, near ones beside each other. Each process has whole rows, since it packs its own: a slice's own order could
+  lay a row across two hosts. ValueError where its devices do not make whole rows."""
+  if processes == 1:
+    return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+  most, shared = len(devices) // processes, shape[2] * shape[3]
+  if most % shared:
+    raise ValueError(
+      f"mesh.context x mesh.tensor = {shared} devices share a row, but the {processes} processes have {most} devices each: wanted a "
+      f"divisor of {most}"
+    )
+  fsdp = math.gcd(shape[1], most // shared)
+  data = most // shared // fsdp
+  return mesh_utils.create_hybrid_device_mesh(
+    (data, fsdp, *shape[2:]), (shape[0] // data, shape[1] // fsdp, 1, 1), devices, process_is_granule=True,
+    allow_split_physical_axes=True,
+  )  # fmt: skip
 
 
 def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
   devices = list(jax.devices() if devices is None else devices)
-  shape = sizes(cfg, len(devices))
-  mesh = Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
-  if jax.process_count() > 1:
-    _own_rows(mesh)
-  return mesh
+  return Mesh(arranged(sizes(cfg, len(devices)), devices, jax.process_count()), AXES)
 
 
 def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ def make_optimiser(
   """AdamW after a clip of the global norm. steps: cosine decay over so many, None = constant after the warm-up. lr: None = knobs.lr.
 
   frozen: searched for in names of leaves ("visual/"), which get no step and keep no state; "" = none. master: see `with_master`.
-  moment: dtype of Adam's first moment, None = the parameters' (with a master float32)."""
+  moment: dtype of Adam's first moment, None = float32, which the second always has."""
   lr = knobs.lr if lr is None else lr
   if steps is None:
     constant = optax.schedules.constant_schedule(lr)  # a warm-up of 0 steps would stay at its start, 0, for good
@@ -24,9 +24,14 @@ def make_optimiser(
   else:
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, min(knobs.warmup, steps // 2), steps, 0.02 * lr)
   adam = optax.adamw(schedule, b2=0.99, weight_decay=knobs.weight_decay, mu_dtype=moment)
-  optimiser = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
-  optimiser = with_master(optimiser) if master else optimiser
+  plain = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
+  # gradients come in float32: a state begun in a narrower dtype would change it with the first step, and fit no checkpoint
+  optimiser = with_master(plain) if master else optax.GradientTransformation(lambda params: plain.init(_wide(params)), plain.update)
   return (without(optimiser, frozen) if frozen else optimiser), schedule
+
+
+def _wide(tree: Any) -> Any:
+  return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 class Master(NamedTuple):
@@ -39,15 +44,14 @@ class Master(NamedTuple):
 def with_master(inner: optax.GradientTransformation) -> optax.GradientTransformation:
   """`inner` on float32 copies of the parameters: steps smaller than 1/256 of a bfloat16 weight add up there. Its updates are the way from
   the rounded weight to the copy, which is exact in float32 where the two are within a factor of 2 (Sterbenz)."""
-  wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
   def init(params):
-    return Master(jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params), inner.init(wide(params)))
+    return Master(jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params), inner.init(_wide(params)))
 
   def update(grads, state, params):
-    step, kept = inner.update(wide(grads), state.inner, state.master)
+    step, kept = inner.update(_wide(grads), state.inner, state.master)
     master = optax.apply_updates(state.master, step)
-    return jax.tree.map(jnp.subtract, master, wide(params)), Master(master, kept)
+    return jax.tree.map(jnp.subtract, master, _wide(params)), Master(master, kept)
 
   return optax.GradientTransformation(init, update)
 

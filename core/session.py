@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from core import hosts
 from core.checkpoint import Checkpointer
 
 
@@ -20,7 +21,7 @@ class Session:
   """
 
   def __init__(self, workdir: pathlib.Path, seed: int, keep: int, facts: dict[str, Any], host: int = 0):
-    self.seeds, self.facts = [seed, 0x405, host] if host else [seed], facts
+    self.host, self.seeds, self.facts = host, [seed, 0x405, host] if host else [seed], facts
     self.parts: dict[str, Any] = {}
     self._held: dict[str, Any] = {}  # states of parts that are not there yet
     self.rng = np.random.default_rng(self.seeds if host else seed)
@@ -45,7 +46,7 @@ class Session:
     """What `restore` takes back, as it is now."""
     facts = {k: dict(v) if isinstance(v, dict) else v for k, v in self.facts.items()}
     parts = self._held | {name: part.state() for name, part in self.parts.items()}
-    return {"facts": facts, "parts": parts, "rng": self.rng.bit_generator.state, "seconds": self.seconds}
+    return {"facts": facts, "parts": parts, "rng": self.rng.bit_generator.state, "seconds": self.seconds, "host": self.host}
 
   def save(self, step: int, tree: Any, snapshot: dict[str, Any] | None = None) -> None:
     self.checkpoints.save(step, tree, snapshot or self.snapshot(), force=True)
@@ -53,18 +54,24 @@ class Session:
   def restore(self, target: Any) -> Any | None:
     """The newest whole checkpoint's tree, with everything else put back; None where there is none. ValueError where there are
     checkpoints and none is whole."""
-    if self.checkpoints.latest() is None:
+    folder, found = self.checkpoints.directory, hosts.everyone(self.checkpoints.latest())
+    if len(set(found)) > 1:
+      raise ValueError(f"{folder}: its newest checkpoint is {found} to the processes of this run, wanted one folder that all see")
+    if found[0] is None:
       if any(p.name[0].isdigit() for p in self.checkpoints.directory.glob("*")):
-        folder = self.checkpoints.directory
         raise ValueError(f"{folder} holds checkpoints but none is whole: nothing was touched; --fresh starts anew beside it")
       return None
-    tree, saved, _ = self.checkpoints.restore(target)
+    tree, saved, step = self.checkpoints.restore(target)
+    if len(set(read := hosts.everyone(step))) > 1:
+      raise ValueError(f"{folder}: the processes of this run could read checkpoints {read}, wanted the same: remove the damaged one")
     if lacking := sorted(self.parts.keys() - saved.get("parts", {}).keys()):
-      folder = self.checkpoints.directory
       raise ValueError(f"the checkpoint in {folder} holds no {', '.join(lacking)}: another version wrote it; --fresh starts anew beside it")
     self._held = {name: state for name, state in saved["parts"].items() if name not in self.parts}
     for name, part in self.parts.items():
       part.restore(saved["parts"][name])
-    self.rng.bit_generator.state = saved["rng"]
+    if saved.get("host", self.host) == self.host:
+      self.rng.bit_generator.state = saved["rng"]
+    else:  # of fewer processes than there are now: two that drew the same would be one
+      self.rng.bit_generator.state = np.random.default_rng([*self.seeds, step]).bit_generator.state
     self.facts, self._before = saved["facts"], saved["seconds"]
     return tree

@@ -109,6 +109,8 @@ def test_processes_with_different_configs_say_so_in_one_line(tmp_path):
 @pytest.mark.parametrize("knobs, words", [
   ({"coordinator": "10.0.0.1"}, "wanted address:port"),
   ({"coordinator": "10.0.0.1:99", "count": 2}, "hosts.index is -1 of hosts.count 2"),
+  ({"count": 2, "index": 0}, "hosts.count is 2 and hosts.index 0, which are read with an address only, but hosts.coordinator is ''"),
+  ({"coordinator": "auto", "index": 1}, "read with an address only, but hosts.coordinator is 'auto'"),
   ({"coordinator": "10.0.0.1:99", "count": 2, "index": 2}, "hosts.index is 2 of hosts.count 2"),
 ])  # fmt: skip
 def test_what_says_no_place_is_one_line(knobs, words):
@@ -117,6 +119,17 @@ def test_what_says_no_place_is_one_line(knobs, words):
   cfg.update(knobs)
   with pytest.raises(ValueError, match=words):
     hosts.check(cfg)
+
+
+def test_auto_where_there_is_no_cluster_is_told_at_once(monkeypatch):
+  def initialize(**how):
+    raise ValueError("coordinator_address should be defined.")
+
+  monkeypatch.setattr(hosts.jax.distributed, "initialize", initialize)
+  cfg = hosts.defaults()
+  cfg.update({"coordinator": "auto", "join": 0.0})
+  with pytest.raises(ValueError, match="hosts.coordinator is 'auto': .* there is no cluster here that auto knows"):
+    hosts.join(cfg)
 
 
 def test_alone_a_process_says_it_all():

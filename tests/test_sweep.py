@@ -108,6 +108,13 @@ def test_what_cannot_be_swept_is_refused_in_a_line(config, functions, flags, sai
   assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_numbers_of_numpy_are_plain_ones(config):
+  """results.json is written when all runs have ended: too late to find that it takes no int64."""
+  grid = "import numpy as np\ndef sweep_x(): return {'seed': list(np.arange(2)), 'practice.lr': list(np.array([0.5, 0.25], np.float32))}\n"
+  _, made = sweep.prepare(config(grid, "--sweep=x"))
+  assert json.loads(json.dumps([p.values for p in made]))[3] == {"seed": 1, "practice.lr": 0.25}
+
+
 def test_every_sweep_of_the_shipped_configs_can_be_run():
   found = 0
   for path in sorted((ROOT / "configs").glob("*.py")):
@@ -266,10 +273,13 @@ def test_a_printed_command_says_the_same_to_a_shell_inside_a_shell(kind, flag):
   point = sweep.make_points([{"env.popup_kinds": ("a b", "it's")}], "configs/osworld.py", "smoke", {})[0]
   lines = [shlex.split(line) for line in sweep.commands(kind, point, FLAGS)]
   inner = shlex.split(option(lines[kind == "gcloud"], flag))
+  if kind == "slurm":  # on every node, not only where the job's script runs
+    assert inner[:3] == ["srun", "bash", "-c"] and len(inner) == 4
+    inner = shlex.split(inner[3])
   assert inner[:3] == ["cd", "/mnt/my practice", "&&"]
   wanted = ["python", "supervise.py", "--retries=3", "--", "--config=configs/osworld.py:smoke"]
   wanted += ["--config.env.popup_kinds=('a b', \"it's\")", "--config.hosts.coordinator=auto", f"--workdir=/mnt/runs/x/{point.id}"]
-  assert inner[3:] == (["srun"] if kind == "slurm" else []) + wanted
+  assert inner[3:] == wanted
   if kind == "xpk":
     name = option(lines[0], "workload")
     assert name == f"osworld-lr-{point.digest}" and len(name) < 40  # Kubernetes' names

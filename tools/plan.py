@@ -80,6 +80,9 @@ def choose(topology: chips.Topology, cfg: Any, given: bool, shape: shapes.Shape,
   best = max(plans, key=lambda p: p.spare)
   if not given and best.mesh["context"] > 1:
     best.notes.insert(0, f"chosen: --config.mesh.context={best.mesh['context']} (give --config.mesh.* to choose yourself)")
+  shared, mine = best.mesh["context"] * best.mesh["tensor"], topology.of_a_host
+  if topology.count > mine and mine % shared:
+    best.notes.insert(0, f"not yet run by train.py: {shared} devices share a row, hosts have {mine}, and rows shared by hosts are refused")
   return best
 
 
@@ -153,7 +156,7 @@ def main(argv: list[str]) -> int:
       print(f"{what}\n\n{show.table(plans)}")
   except ValueError as error:
     raise ConfigError(str(error)) from error
-  return 0 if all(plan.spare >= analytic.SPARE for plan in plans) else 1
+  return 0 if all(plan.fits for plan in plans) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -172,3 +173,24 @@ def test_a_device_holds_its_share_of_qwen_7b(seven_b, shape):
     for leaf, s in zip(jax.tree.leaves(seven_b), jax.tree.leaves(mesh_lib.shardings(seven_b, mesh)), strict=True)
   )
   assert count / mesh.size <= held < 1.02 * count / mesh.size
+
+
+def pod():
+  """16 chips of a v6e 4x4: four hosts of 2x2."""
+  chip = lambda x, y: types.SimpleNamespace(
+    platform="tpu", device_kind="TPU v6 lite", coords=(x, y, 0), core_on_chip=0, process_index=x // 2 + 2 * (y // 2), id=4 * y + x
+  )
+  return [chip(x, y) for y in range(4) for x in range(4)]
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4, 1), (2, 2, 2, 2), (1, 8, 2, 1), (4, 2, 1, 2), (16, 1, 1, 1)])
+def test_every_process_has_whole_rows_whatever_the_slice_looks_like(shape):
+  """Along an axis of the slice four chips in a line belong to two hosts."""
+  out = mesh_lib.arranged(shape, pod(), 4)
+  assert out.shape == shape and len({device.id for device in out.flat}) == 16
+  assert all(len({device.process_index for device in row}) == 1 for row in out.reshape(shape[0] * shape[1], -1))
+
+
+def test_a_row_on_more_devices_than_a_process_has_is_one_line():
+  with pytest.raises(ValueError, match="= 8 devices share a row, but the 4 processes have 4 devices each: wanted a divisor of 4"):
+    mesh_lib.arranged((1, 2, 8, 1), pod(), 4)

@@ -148,3 +148,14 @@ def test_a_reference_keeps_its_own_arrays():
   assert reference is not policy and reference.unsafe_buffer_pointer() != policy.unsafe_buffer_pointer()
   policy.delete()
   assert reference.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("moment", [None, "bfloat16"])
+def test_a_state_of_bfloat16_parameters_keeps_its_dtypes(moment):
+  """Gradients are float32: what changed its dtype with the first step would compile anew and fit no checkpoint."""
+  params, grads = {"w": jnp.ones(3, jnp.bfloat16)}, {"w": jnp.ones(3)}
+  optimiser, _ = make_optimiser(knobs(), 1.0, None, moment=moment)
+  before = optimiser.init(params)
+  after = optimiser.update(grads, before, params)[1]
+  kinds = lambda tree: jax.tree.map(lambda x: x.dtype.name, tree)
+  assert kinds(after) == kinds(before)

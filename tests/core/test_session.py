@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core import hosts
 from core.session import Session
 from rollout.replay import Replay
 
@@ -127,3 +128,24 @@ def test_a_state_that_is_missing_is_not_passed_over(tmp_path):
   b.parts["newer"] = Counter()
   with pytest.raises(ValueError, match="holds no newer: another version wrote it"):
     b.restore(TREE)
+
+
+def test_a_process_that_the_checkpoint_did_not_know_draws_otherwise_than_the_one_whose_state_it_takes(tmp_path):
+  a = begun(tmp_path)
+  a.save(5, TREE)
+  want = a.rng.random(5).tolist()
+  more = [Session(tmp_path, 3, 2, {}, host=1) for _ in range(2)]
+  for session in more:
+    session.restore(TREE)
+  assert more[0].rng.random(5).tolist() == more[1].rng.random(5).tolist() != want
+
+
+@pytest.mark.parametrize("call, said", [(1, "wanted one folder that all see"), (2, "could read checkpoints")])
+def test_processes_that_would_go_on_from_different_places_are_refused(tmp_path, monkeypatch, call, said):
+  """The other process has another folder (its newest step differs), or cannot read the newest step."""
+  begun(tmp_path).save(5, TREE)
+  asked = []
+  monkeypatch.setattr(hosts, "everyone", lambda value: asked.append(value) or [value, 4 if len(asked) == call else value])
+  with pytest.raises(ValueError, match=said) as error:
+    begun(tmp_path).restore(TREE)
+  assert "[5, 4]" in str(error.value) and "\n" not in str(error.value)

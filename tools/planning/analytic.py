@@ -51,7 +51,7 @@ class How(NamedTuple):
 @dataclasses.dataclass
 class Plan:
   """What a step needs. memory: bytes by kind; flops: by kind, of all devices; seconds: compute, hbm, interconnect, exposed;
-  collectives: {kind: (how many, bytes sent)}; source: "analytic" or "compiled"; notes: lines for the reader."""
+  collectives: {kind: (how many, bytes sent)}; source: "analytic", "compiled" or "refused"; notes: lines for the reader."""
 
   topology: Topology
   mesh: dict[str, int]
@@ -71,6 +71,11 @@ class Plan:
   @property
   def spare(self) -> float:
     return 1 - self.total / self.topology.chip.hbm
+
+  @property
+  def fits(self) -> bool:
+    """With SPARE free; what a compiler refuses does not, whatever arithmetic says."""
+    return self.source != "refused" and self.spare >= SPARE
 
   @property
   def bound(self) -> str:

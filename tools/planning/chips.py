@@ -62,6 +62,13 @@ class Topology(NamedTuple):
   def name(self) -> str:
     return f"{self.chip.name}:{'x'.join(map(str, self.shape if self.chip.tpu or self.shape[0] > 1 else self.shape[1:]))}"
 
+  @property
+  def of_a_host(self) -> int:
+    """Devices of one host, which is one process: TPU slices beyond a single host's (8 chips, v5p 4) have hosts of 4."""
+    if not self.chip.tpu:
+      return self.shape[1]
+    return self.count if self.count <= (4 if self.chip.axes == 3 else 8) else 4
+
   def bandwidth(self, group: int) -> float:
     """Bytes/s that a chip can send in a collective over `group` chips: over every axis of the torus where all take part, else over one;
     no ring is assumed closed."""

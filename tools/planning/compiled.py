@@ -111,7 +111,7 @@ def read(plan: Plan, program: Any, shape: Shape, how: How, work: Work, state: An
   spent = lambda cs: sum(c.sent / plan.topology.bandwidth(c.group) for c in cs)
   times = plan.seconds | {"interconnect": spent(found), "exposed": spent(c for c in found if c.alone)}
   logits = hlo.gathered_logits(found, shape.text.vocab, shape.text.width)
-  notes = [n for n in plan.notes if n.startswith("chosen")] + [
+  notes = [n for n in plan.notes if n.startswith(("chosen", "not yet"))] + [
     f"compiled in {seconds:.0f} s; all-gathers of logits: {len(logits) or 'none'}; donated {m.alias_size_in_bytes / GIB:.2f} GiB; "
     f"the compiler's own count, each loop's body once: {program.cost_analysis().get('flops', 0) / 1e12:.1f} TFLOP a device",
   ]  # fmt: skip
