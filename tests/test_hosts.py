@@ -68,7 +68,7 @@ def wait_for(what, seconds=600):
     time.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(tmp_path):
   """Kill -9 in the second update or later. The other one notices within 30 seconds; both supervisors start theirs again."""
   address = free_address()

@@ -6,6 +6,7 @@ Two programs, started when first needed: this project's metrics under this inter
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -123,6 +124,8 @@ class Program:
         raise CheckerFailed(f"the metric did not end in time: {self._told()}")
       chunk = os.read(self.popen.stdout.fileno(), 1 << 16)
       if not chunk or len(self._held) > MAX_LINE:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          self.popen.wait(1.0)  # its pipe closes a moment before it can be reaped
         raise CheckerFailed(f"the process of the metrics ended: {self._told()}")
       self._held += chunk
     line, self._held = self._held.split(b"\n", 1)

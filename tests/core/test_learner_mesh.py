@@ -95,7 +95,8 @@ def gradients(update, state, batches, mesh):
   state, out = update(state, None, batches, None)
   assert [x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)] == kinds
   assert int(out["skipped"]) == 0 and int(jax.device_get(state.updates)) == 1
-  return jax.tree.map(np.asarray, mesh_lib.local(state.opt_state, mesh)), {k: float(out[k]) for k in ("loss", "grad_norm")}
+  near = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), state.opt_state)  # where they were offloaded
+  return jax.tree.map(np.asarray, mesh_lib.local(near, mesh)), {k: float(out[k]) for k in ("loss", "grad_norm")}
 
 
 def keeper():
