@@ -95,7 +95,7 @@ def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np
 def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
   devices = list(jax.devices() if devices is None else devices)
-  return Mesh(arranged(sizes(cfg, len(devices)), devices, jax.process_count()), AXES)
+  return Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices})), AXES)
 
 
 def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:

