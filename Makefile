@@ -16,13 +16,13 @@ desktop: .venv/test
 	$(BIN)/python -m tools.build_desktop $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest -m "not parity and not real and not long" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not parity and not real and not long" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: .venv/test
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-parity: .venv/parity
-	$(BIN)/python -m pytest -m parity $(ARGS)
+	$(BIN)/python -m pytest -m parity -n 2 --dist loadfile $(ARGS)
 
 system:
 	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell \

@@ -20,6 +20,16 @@ def pytest_configure(config):
     config.add_cleanup(lambda: (os.environ.pop(COMPILED), shutil.rmtree(folder, ignore_errors=True)))
 
 
+# The files that take longest begin first, or one worker of xdist is left alone with them in the end.
+LONGEST = ["test_train", "test_train_faults", "test_policies", "test_two_buttons", "test_learner_mesh", "test_hosts", "test_objective",
+           "test_forced_devices", "test_vl_models", "test_text_models", "test_trained_export"]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+  rank = {name: i for i, name in enumerate(LONGEST)}
+  items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))  # stable: the order within a file stays
+
+
 @pytest.fixture(scope="module")
 def compile_quickly():
   """Where arrays hold a handful of numbers the time goes into compiling: XLA's optimiser is off in a module that asks."""

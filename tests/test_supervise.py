@@ -339,28 +339,3 @@ def test_how_far_a_run_got_is_read_from_whole_lines_and_whole_checkpoints(tmp_pa
   assert supervise.reached(tmp_path) == Reached(12, 50, 60)
   (tmp_path / "metrics.jsonl").write_bytes(b'{"update": 3}\n\0\0\0\0\n')  # a disk that was full
   assert supervise.reached(tmp_path).practice == 4
-
-
-# ---- the real thing
-
-
-@pytest.mark.slow
-def test_a_real_run_killed_in_practice_is_resumed_to_the_result_of_a_straight_one(tmp_path):
-  from test_train import assert_same_run, command
-
-  straight, workdir = tmp_path / "straight", tmp_path / "run"
-  assert subprocess.run([sys.executable, *command(straight)], cwd=ROOT, timeout=300, check=False, stdout=subprocess.DEVNULL).returncode == 0
-  guard = subprocess.Popen([sys.executable, "supervise.py", "--", *command(workdir)[1:], "--fresh"], cwd=ROOT, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True)  # fmt: skip
-  killed, lines = [], []
-  for line in guard.stdout:
-    lines.append(line)
-    if line.startswith("practice 2/4") and not killed:
-      killed = [p for p in processes.family(guard.pid) if b"train.py" in pathlib.Path(f"/proc/{p[0]}/cmdline").read_bytes()]
-      assert len(killed) == 1
-      processes.send(*killed[0], signal.SIGKILL)
-  said = guard.communicate(timeout=60)[1]
-  assert guard.returncode == 0, said
-  assert [r["pid"] for r in rows(workdir)] == [killed[0][0]] and any(line.startswith("resuming") for line in lines)
-  assert not list(tmp_path.glob("run-*"))  # --fresh chose a folder once
-  assert_same_run(straight, workdir)

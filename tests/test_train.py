@@ -20,10 +20,9 @@ import train
 from benchmarks import faults
 from core import config as config_lib
 from core.checkpoint import read_numpy
-from core.find import find
 from core.host import hold
 from core.metrics import read_jsonl
-from envs import sim
+from envs import processes, sim
 from rollout import feed, gate
 from rollout.feed import Feed
 from rollout.source import Rounds
@@ -66,12 +65,17 @@ def without_time(rows: list[dict]) -> list[dict]:
   return [{k: v for k, v in row.items() if not k.startswith(("time/", "rate/"))} for row in rows]
 
 
-def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
-  first, second = final_params(a), final_params(b)
-  assert first.keys() == second.keys() and len(first) > 20
+def assert_same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+  assert first.keys() == second.keys() and len(first) > 10
   for name in first:
     np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-  assert without_time(read_jsonl(a / "metrics.jsonl")) == without_time(read_jsonl(b / "metrics.jsonl"))
+
+
+def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
+  assert_same_arrays(final_params(a), final_params(b))
+  rows, others = (without_time(read_jsonl(w / "metrics.jsonl")) for w in (a, b))
+  assert len(rows) == len(others)
+  assert [{k: (x.get(k), y.get(k)) for k in x | y if x.get(k) != y.get(k)} for x, y in zip(rows, others, strict=True)] == [{}] * len(rows)
   scores = [json.loads((w / "summary.json").read_text()) for w in (a, b)]
   assert [s | {"seconds": 0} for s in scores][0] == scores[1] | {"seconds": 0}
 
@@ -153,12 +157,9 @@ class Killed(BaseException):
   """Not an Exception: nothing in the loop may catch it, as nothing catches kill -9."""
 
 
-@pytest.mark.parametrize("point", ["copying", "gather", "learn", "evaluate"])
-def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tmp_path, monkeypatch, point):
-  place = {"copying": (Feed, "draw", 5), "gather": (Rounds, "gather", 3)}
-  place |= {"learn": (Feed, "credited", 2), "evaluate": (evaluate, "run", 6)}
-  owner, name, call = place[point]
-  real, calls = getattr(owner, name), []
+def dying(real, call: int):
+  """`real`, but its call number `call` is the process's last."""
+  calls = []
 
   def dies(*args, **kwargs):
     calls.append(1)
@@ -166,71 +167,61 @@ def test_a_run_that_died_anywhere_equals_a_straight_run_bit_for_bit(straight, tm
       raise Killed
     return real(*args, **kwargs)
 
-  with monkeypatch.context() as patch:
-    patch.setattr(owner, name, dies)
-    with pytest.raises(Killed):
-      train.main(command(tmp_path / "run"))
-  assert not (tmp_path / "run" / "summary.json").exists()
-  assert train.main(command(tmp_path / "run")) == 0
-  assert_same_run(straight, tmp_path / "run")
+  return dies
 
 
-SHORT = {"agent.store": 400, "agent.critic_minibatch": 32, "agent.critic_epochs": 2, "agent.reference_every": 2,
-         "agent.pretrain_updates": 1}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["ppo", "webrl"])
-def test_critics_references_and_stored_episodes_resume_bit_for_bit(straight, tmp_path, monkeypatch, name):
-  """Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries. From the policy that
-  another run copied."""
-  defaults = find("agents", name).defaults()
-  own = {k: v for k, v in (TINY | SHORT).items() if k.startswith("agent.") and k.removeprefix("agent.") in defaults}
-  shared = {k: v for k, v in TINY.items() if not k.startswith("agent.")} | {"practice.groups": 4, "copy.start": straight, "eval.every": 0}
-  argv = lambda workdir: ["train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}",
-                          *(f"--config.{k}={v}" for k, v in (shared | own).items())]  # fmt: skip
-  assert train.main(argv(tmp_path / "straight")) == 0
-  real, calls = Rounds.gather, []
-
-  def dies(*args, **kwargs):
-    calls.append(1)
-    if len(calls) == 4:
-      raise Killed
-    return real(*args, **kwargs)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(Rounds, "gather", dies)
-    with pytest.raises(Killed):
-      train.main(argv(tmp_path / "run"))
-  assert train.main(argv(tmp_path / "run")) == 0
-  assert_same_run(tmp_path / "straight", tmp_path / "run")
-  rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-  assert len(rows) == 4 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
-
-
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_exits_75_and_the_same_command_goes_on(straight, tmp_path, sig):
+def test_a_run_that_dies_again_and_again_equals_a_straight_run_bit_for_bit(straight, tmp_path, monkeypatch):
+  """It dies in copying, at the second gathering, in learning, in the evaluation half way and in the last one, each time after the last."""
   workdir = tmp_path / "run"
-  process = subprocess.Popen([sys.executable, *command(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-  lines = []
-  for line in process.stdout:
-    lines.append(line)
-    if line.startswith("practice 1/4"):
-      process.send_signal(sig)
-  assert process.wait(timeout=60) == train.EXIT_STOPPED, "".join(lines)
-  assert "stopped after saving" in lines[-1]
-  assert not list(workdir.rglob("*.tmp*"))
+  for owner, name, call in [(Feed, "draw", 5), (Rounds, "gather", 2), (Feed, "credited", 1), (evaluate, "run", 1), (evaluate, "run", 3)]:
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, dying(getattr(owner, name), call))
+      with pytest.raises(Killed):
+        train.main(command(workdir))
+    assert not (workdir / "summary.json").exists()
   assert train.main(command(workdir)) == 0
   assert_same_run(straight, workdir)
 
 
-def test_kill_9_in_the_middle_loses_at_most_the_updates_since_the_last_save(straight, tmp_path):
-  workdir = tmp_path / "run"
-  process = subprocess.Popen([sys.executable, *command(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-  for line in process.stdout:
-    if line.startswith("practice 2/4"):
+def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(straight, tmp_path):
+  """kill -9 of the trainer just after the first update: the supervisor starts it again. SIGTERM to the supervisor, SIGINT to train.py
+  alone in its last evaluations: they save and exit with 75, and the same command goes on, all to the straight run's result. The costly
+  programs come from the cache."""
+  workdir, told = tmp_path / "run", os.environ | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
+  alone = [sys.executable, *command(workdir)]
+  kept = [sys.executable, "supervise.py", "--", *command(workdir)[1:]]
+
+  def go(order, shoot):
+    """Starts it, calls shoot(process, line) for every line. (exit code, lines, what else it said)"""
+    with open(tmp_path / "stderr", "w+") as err:
+      process, lines = subprocess.Popen(order, cwd=ROOT, stdout=subprocess.PIPE, stderr=err, text=True, env=told), []
+      for line in process.stdout:
+        lines.append(line)
+        shoot(process, line)
+      code = process.wait(timeout=60)
+      return code, lines, pathlib.Path(err.name).read_text()
+
+  killed = []
+
+  def first(guard, line):
+    if line.startswith("practice 1/4") and not killed:
+      killed.extend(p for p in processes.family(guard.pid) if b"train.py" in pathlib.Path(f"/proc/{p[0]}/cmdline").read_bytes())
       time.sleep(0.05)  # somewhere in the writing of a save or in the next update
-      process.kill()
-  process.wait(timeout=60)
+      processes.send(*killed[0], signal.SIGKILL)
+    elif line.startswith("practice 3/4"):
+      guard.send_signal(signal.SIGTERM)
+
+  code, lines, said = go([*kept, "--fresh"], first)
+  assert code == train.EXIT_STOPPED and "stopped after saving" in lines[-1], said[-2000:]
+  assert len(killed) == 1 and any(line.startswith("resuming") for line in lines)
+  (restart,) = (json.loads(line) for line in (workdir / "restarts.jsonl").read_text().splitlines() if '"restart": true' in line)
+  assert restart["pid"] == killed[0][0] and not list(tmp_path.glob("run-*"))  # --fresh chose a folder once
+  hits, misses = (re.findall(rf"(?i){word} for .jit_(update|sample)", said) for word in ("cache hit", "cache miss"))
+  assert len(hits) >= 3 and not misses  # copying's and practice's update, the sampler at its batch sizes
+
+  code, lines, said = go(alone, lambda process, line: line.startswith("practice 4/4") and process.send_signal(signal.SIGINT))
+  assert code == train.EXIT_STOPPED and "stopped after saving" in lines[-1], said[-2000:]
+  assert not list(workdir.rglob("*.tmp*"))
   assert train.main(command(workdir)) == 0
   assert_same_run(straight, workdir)
 
@@ -392,7 +383,7 @@ def test_non_finite_steps_change_nothing_and_end_the_run(tmp_path, monkeypatch, 
 
 
 def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(straight, tmp_path, capsys):
-  """The scripted demonstrations, stored, exported and read back, make the very run that the scripted ones made."""
+  """The scripted demonstrations, stored, exported and read back, make the very policy that the scripted ones made."""
   from rollout.store import EpisodeStore
 
   with EpisodeStore(tmp_path / "store") as store:
@@ -400,8 +391,8 @@ def test_demonstrations_come_from_trajectory_records_where_a_path_is_given(strai
       episode.try_index = i
       store.add(episode, 0)
     assert store.export_jsonl(tmp_path / "demos.jsonl") == TINY["copy.demonstrations"]
-  assert train.main(command(tmp_path / "run", copy__path=tmp_path / "demos.jsonl")) == 0
-  assert_same_run(straight, tmp_path / "run")
+  assert train.main(command(tmp_path / "run", copy__path=tmp_path / "demos.jsonl", practice__updates=0)) == 0
+  assert_same_arrays(*(read_numpy(max((w / "copied").glob("[0-9]*"))) for w in (straight, tmp_path / "run")))
 
 
 def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, capsys):
@@ -414,22 +405,9 @@ def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, cap
   assert "starting from the policy that" in said and "copying 6/6" not in said and not (tmp_path / "run" / "copying").exists()
   theirs, ours = (json.loads((w / "summary.json").read_text()) for w in (straight, tmp_path / "run"))
   assert ours["agent"] == "rloo" and all(ours[k] == theirs[k] for k in ("clean", "copying", "clean_greedy", "copying_greedy"))
-  first, second = (read_numpy(max((w / "copied").glob("[0-9]*"))) for w in (straight, tmp_path / "run"))
-  assert all(np.array_equal(first[name], second[name]) for name in first) and len(first) > 10
+  assert_same_arrays(*(read_numpy(max((w / "copied").glob("[0-9]*"))) for w in (straight, tmp_path / "run")))
   assert train.main(command(tmp_path / "other", copy__start=straight, env__popup_chance=0.1)) == config_lib.EXIT_USAGE
   assert "env differs from this run's in popup_chance" in capsys.readouterr().err
-
-
-def test_a_second_start_compiles_nothing_anew(straight, tmp_path):
-  """The costly programs, update and sample, come from the cache that the first run filled."""
-  told = os.environ | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
-  done = subprocess.run(
-    [sys.executable, *command(tmp_path / "run")], cwd=ROOT, env=told, capture_output=True, text=True, timeout=300, check=False
-  )
-  assert done.returncode == 0, done.stderr
-  hits, misses = (re.findall(rf"(?i){word} for .jit_(update|sample)", done.stderr) for word in ("cache hit", "cache miss"))
-  assert len(hits) >= 3 and not misses  # copying's and practice's update, the sampler at its batch sizes
-  assert_same_run(straight, tmp_path / "run")
 
 
 def test_evaluate_runs_from_the_workdir_alone(straight):

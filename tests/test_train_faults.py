@@ -12,11 +12,12 @@ import time
 import types
 
 import pytest
-from test_train import ROOT, Killed, command
+from test_train import ROOT, TINY, Killed, assert_same_run, command, dying
 
 import evaluate
 import train
 from core.checkpoint import Checkpointer
+from core.find import find
 from core.metrics import read_jsonl
 from envs import processes
 from envs.pool import Pool
@@ -37,21 +38,37 @@ def copied(tmp_path_factory, compile_quickly):
   return workdir
 
 
+SHORT = {"agent.store": 400, "agent.critic_minibatch": 32, "agent.critic_epochs": 2, "agent.reference_every": 2,
+         "agent.pretrain_updates": 1, "practice.updates": 3, "practice.groups": 4, "eval.every": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ppo", "webrl"])
+def test_critics_references_and_stored_episodes_resume_bit_for_bit(copied, tmp_path, monkeypatch, name):
+  """Value pre-training and a critic of tokens; a critic of steps, a reference that moves by phases, stored tries. From the policy that
+  another run copied."""
+  defaults = find("agents", name).defaults()
+  known = lambda knob: not knob.startswith("agent.") or knob.removeprefix("agent.") in defaults
+  own = {k: v for k, v in (TINY | SHORT | {"copy.start": copied}).items() if known(k)}
+  argv = lambda workdir: ["train.py", f"--config=configs/android.py:agent={name}", f"--workdir={workdir}",
+                          *(f"--config.{k}={v}" for k, v in own.items())]  # fmt: skip
+  assert train.main(argv(tmp_path / "straight")) == 0
+  with monkeypatch.context() as patch:
+    patch.setattr(Rounds, "gather", dying(Rounds.gather, 3))
+    with pytest.raises(Killed):
+      train.main(argv(tmp_path / "run"))
+  assert train.main(argv(tmp_path / "run")) == 0
+  assert_same_run(tmp_path / "straight", tmp_path / "run")
+  rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+  assert len(rows) == 3 and all(len(r) <= 60 and "critic/loss" in r for r in rows)
+
+
 @pytest.mark.parametrize("workers", [False, True])
 def test_sampling_beside_learning_runs_dies_and_goes_on_with_its_books_closed(tmp_path, monkeypatch, capsys, workers):
   """async, in threads or in worker processes: every gather checks that episodes add up. The run dies while tries are in flight, and the
   resumed one tries those again: nothing is counted twice, nothing lost, no process left."""
   own = {"practice__mode": "async", "practice__max_age": 2} | ({"practice__workers": True, "practice__slots": 4} if workers else {})
-  real, calls = Stream.gather, []
-
-  def dies(*args, **kwargs):
-    calls.append(1)
-    if len(calls) == 3:
-      raise Killed
-    return real(*args, **kwargs)
-
   with monkeypatch.context() as patch:
-    patch.setattr(Stream, "gather", dies)
+    patch.setattr(Stream, "gather", dying(Stream.gather, 3))
     with pytest.raises(Killed):
       train.main(command(tmp_path / "run", **own))
   assert train.main(command(tmp_path / "run", **own)) == 0
