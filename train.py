@@ -289,7 +289,7 @@ def main(argv: list[str]) -> int:
     hosts.same_config(config_lib.resolved(cfg))
     shared = pathlib.Path(hosts.everyone(flags["workdir"])[0])
     run, workdir = Run(cfg, shared), hosts.own(shared)
-    config_lib.same_run(workdir, cfg)
+    config_lib.same_run(workdir, cfg, lambda path: config_lib.resolved(base.saved(path)))
     if all(hosts.everyone((workdir / "summary.json").exists())):
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0

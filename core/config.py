@@ -196,14 +196,15 @@ def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
   return config
 
 
-def same_run(workdir: str | os.PathLike, config: ConfigDict) -> None:
-  """ConfigError if a run stands in workdir whose identity (config, seed, environment, policy, copying, agent) differs."""
+def same_run(workdir: str | os.PathLike, config: ConfigDict, saved: Callable[..., Mapping[str, Any]]) -> None:
+  """ConfigError if a run stands in workdir whose identity (config, seed, environment, policy, copying, agent) differs. saved: its config as
+  plain values from its workdir, with defaults for knobs that came later."""
   stands = next(p for p in (pathlib.Path(os.path.abspath(workdir)), *pathlib.Path(os.path.abspath(workdir)).parents) if p.exists())
   if not stands.is_dir():
     raise ConfigError(f"--workdir is {workdir}, but {stands} is a file: give a folder")
   if not (pathlib.Path(workdir) / "config.json").exists():
     return
-  changed = differences({"config": read_config(workdir)}, {"config": resolved(config)})
+  changed = differences({"config": saved(workdir)}, {"config": resolved(config)})
   changed = [c for c in changed if c.removeprefix("config.").startswith(_IDENTITY)]
   if changed:
     raise ConfigError(f"{workdir} holds another run ({'; '.join(changed[:3])}, what is wanted now): give another --workdir, or --fresh")

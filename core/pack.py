@@ -68,13 +68,9 @@ def episode_items(
   return items
 
 
-def minibatches(episodes: list[list[PackItem]], size: int, rng: np.random.Generator) -> list[list[PackItem]]:
-  """Deals whole episodes, in random order, into as few minibatches of at most `size` records as hold them, filled evenly."""
-  return [number([episodes[i] for i in b]) for b in deal([len(e) for e in episodes], size, rng)]
-
-
 def bins(bundles: list[list[list[PackItem]]], size: int, rng: np.random.Generator) -> list[list[PackItem]]:
-  """Like minibatches, for bundles of episodes that must share a batch, and stand side by side in it."""
+  """Deals whole episodes, in random order, into as few minibatches of at most `size` records as hold them, filled evenly. The episodes of
+  a bundle share a batch, and stand side by side in it."""
   dealt = deal([sum(map(len, bundle)) for bundle in bundles], size, rng)
   return [number([episode for i in b for episode in bundles[i]]) for b in dealt]
 

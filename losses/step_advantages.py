@@ -106,20 +106,3 @@ def whiten(x_N, mask_N, *, shift: bool = True, spread: str = "population", eps: 
   one = np.zeros(length, np.int32)
   out = group_advantages(x_N, one, 1, valid_E=mask_N, spread=spread, eps=eps)
   return out if shift else jnp.where(as_mask(mask_N, length), out + segment_mean(x_N, one, 1, mask_N)[0], 0.0)
-
-
-def adaptive_group_size(pass_rate_C, smallest: int, largest: int, *, target: float = 0.8) -> Array:
-  """Tries each task should get, [C] int32: the fewest G in smallest .. largest whose teaching share reaches `target`.
-
-  Teaching share: 1 - p^G - (1 - p)^G, at least one pass and one fail (lesson chapter 3). pass_rate_C: [C] estimates of p, best
-  taken as (passes + 1) / (tries + 2): at exactly 0 or 1 no group teaches. A task that never reaches the target gets `largest`.
-  """
-  same_length(pass_rate_C=pass_rate_C)
-  if not 2 <= smallest <= largest:
-    raise ValueError(f"group sizes are {smallest} .. {largest}, wanted 2 <= smallest <= largest")
-  if not 0 < target < 1:
-    raise ValueError(f"target is {target}, wanted a share between 0 and 1")
-  size_G = jnp.arange(smallest, largest + 1)
-  share_GC = jax.vmap(lambda size: 1.0 - f32(pass_rate_C) ** size - (1.0 - f32(pass_rate_C)) ** size)(size_G)
-  reached = share_GC >= target
-  return jnp.where(reached.any(0), size_G[jnp.argmax(reached, 0)], largest).astype(jnp.int32)

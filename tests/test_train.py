@@ -226,13 +226,18 @@ def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(strai
   assert_same_run(straight, workdir)
 
 
-def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(straight, tmp_path, monkeypatch):
+def test_a_broken_newest_checkpoint_falls_back_to_the_one_before_even_of_a_run_older_than_some_knobs(straight, tmp_path, capsys):
   workdir = tmp_path / "run"
   shutil.copytree(straight, workdir)
   (workdir / "summary.json").unlink()
   broken = max((p for p in newest(workdir).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
   broken.write_bytes(broken.read_bytes()[:-40])
-  assert train.main(command(workdir)) == 0
+  record = json.loads((workdir / "config.json").read_text())
+  del record["config"]["env"]["faults"], record["config"]["policy"]["moment"]
+  (workdir / "config.json").write_text(json.dumps(record))
+  assert train.main([*command(workdir), "--config.policy.moment=bfloat16"]) == config_lib.EXIT_USAGE  # no default: another run
+  assert "policy.moment" in capsys.readouterr().err
+  assert train.main(command(workdir)) == 0 and "was made before there was" in capsys.readouterr().out
   assert_same_run(straight, workdir)
 
 

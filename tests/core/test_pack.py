@@ -12,9 +12,9 @@ from core.pack import (
   PackItem,
   PackShape,
   arrange,
+  bins,
   episode_items,
   fit_rows,
-  minibatches,
   number,
   shape_for,
   step_batch,
@@ -245,7 +245,7 @@ def test_numbering_keeps_steps_of_different_episodes_apart():
 @pytest.mark.parametrize("size, counts", [(6, [4, 1, 2, 3, 6, 2]), (7, [3] * 9), (100, [2, 3]), (5, [5, 5, 1])])
 def test_minibatches_keep_episodes_whole_and_cover_everything_once(size, counts):
   episodes = [[item([e + 3, k + 3]) for k in range(n)] for e, n in enumerate(counts)]
-  batches = minibatches(episodes, size, np.random.default_rng(0))
+  batches = bins([[e] for e in episodes], size, np.random.default_rng(0))
   names = [[tuple(i.record.tokens.tolist()) for i in b] for b in batches]
   assert sorted(sum(names, [])) == sorted((e + 3, k + 3) for e, n in enumerate(counts) for k in range(n))
   owners = [{t[0] for t in b} for b in names]
@@ -257,15 +257,15 @@ def test_minibatches_keep_episodes_whole_and_cover_everything_once(size, counts)
 
 def test_minibatches_are_few_even_and_shuffled():
   episodes = [[item([e + 3, 1])] for e in range(40)]
-  batches = minibatches(episodes, 16, np.random.default_rng(0))
+  batches = bins([[e] for e in episodes], 16, np.random.default_rng(0))
   assert sorted(map(len, batches)) == [13, 13, 14]  # 40 records of at most 16: three, filled evenly
-  order = lambda seed: [int(i.record.tokens[0]) for b in minibatches(episodes, 16, np.random.default_rng(seed)) for i in b]
+  order = lambda seed: [int(i.record.tokens[0]) for b in bins([[e] for e in episodes], 16, np.random.default_rng(seed)) for i in b]
   assert order(1) == order(1) != order(2)
 
 
 def test_an_episode_larger_than_a_minibatch_is_refused():
   with pytest.raises(ValueError, match="an episode has 5 records, agent.minibatch takes 4: raise it"):
-    minibatches([[item([1, 2])] * 5, [item([1, 2])]], 4, np.random.default_rng(0))
+    bins([[[item([1, 2])] * 5], [[item([1, 2])]]], 4, np.random.default_rng(0))
 
 
 # -- packing is invisible: the same loss and the same gradients however the same episodes are laid out

@@ -7,7 +7,6 @@ import pytest
 
 from losses.advantages import group_advantages
 from losses.step_advantages import (
-  adaptive_group_size,
   discounted_returns,
   gigpo_step_advantages,
   process_advantages,
@@ -110,14 +109,6 @@ def test_whiten():
   assert whiten(np.full(7, 0.7), np.ones(7)).tolist() == [0] * 7
 
 
-def test_adaptive_group_size():
-  # lesson chapter 3: at p = 0.10 a share of 0.815 with 16 tries; with 15 it is 1 - 0.9^15 = 0.794. p = 0.5: 1 - 2 / 2^G is 0.75
-  # at 3 and 0.875 at 4. p = 0.25: 0.762 at 5, 0.822 at 6. p = 0.01 and 0 never get there
-  assert adaptive_group_size(np.array([0.1, 0.5, 0.25, 0.75, 0.01, 0.0, 1.0]), 2, 32).tolist() == [16, 4, 6, 6, 32, 32, 32]
-  assert adaptive_group_size(np.array([0.5]), 8, 32).tolist() == [8]
-  assert adaptive_group_size(np.array([0.5]), 2, 32, target=0.5).tolist() == [2]
-
-
 def test_vmap_equals_a_loop():
   rng = np.random.default_rng(0)
   reward, group, episode = rng.normal(size=(3, 12)), rng.integers(0, 2, (3, 12)), rng.integers(0, 4, (3, 12))
@@ -128,7 +119,6 @@ def test_vmap_equals_a_loop():
     lambda r, g, e, v: step_pooled_advantages(r, g, 2, valid_S=v),
     lambda r, g, e, v: whiten(r, v),
     lambda r, g, e, v: discounted_returns(r, 0.9),
-    lambda r, g, e, v: adaptive_group_size(jax.nn.sigmoid(r), 2, 8),
   ):
     looped = np.stack([jax.jit(run)(*row) for row in zip(reward, group, episode, valid)])
     near(jax.jit(jax.vmap(run))(reward, group, episode, valid), looped)
@@ -145,8 +135,6 @@ def test_errors_say_what_was_wanted():
     "rank 1": lambda: discounted_returns(np.ones((2, 3)), 0.9),
     "population, sample": lambda: gigpo_step_advantages(three, ids, 1, spread="std"),
     "'population' or 'sample'": lambda: whiten(three, three, spread="none"),
-    "group sizes are 1 .. 8": lambda: adaptive_group_size(three, 1, 8),
-    "target is 1.0": lambda: adaptive_group_size(three, 2, 8, target=1.0),
   }.items():
     with pytest.raises(ValueError, match=match):
       call()
