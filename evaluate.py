@@ -262,16 +262,17 @@ def measure(trainer: Any, params: Any, protocol: Protocol, tries: int, name: str
   return result
 
 
+def due(cfg, done: int) -> bool:
+  """Whether a short evaluation follows on `done` updates: not on the last, after which the final ones come."""
+  return bool(cfg.eval.every) and done % cfg.eval.every == 0 and done < cfg.practice.updates
+
+
 def midway(trainer: Any, params: Any, metrics: Any) -> dict[str, float]:
-  """Curves of a short evaluation in the middle of practice, with sample episodes; what a signal cut short is left out."""
-  curves, tries = {}, trainer.cfg.eval.tries_during
-  try:
-    curves["eval/held_out"] = measure(trainer, params, HELD_OUT, tries, "practising").success
-    instruments.show(metrics, trainer.samples[: trainer.cfg.log.episodes], trainer.facts["done"] - 1)
-    curves["eval/in_domain"] = measure(trainer, params, IN_DOMAIN, tries, "practising_in_domain").success
-  except Stop:
-    print("a signal ended the evaluation: saving", flush=True)
-  return curves
+  """Curves of a short evaluation in the middle of practice, with sample episodes."""
+  tries = trainer.cfg.eval.tries_during
+  held_out = measure(trainer, params, HELD_OUT, tries, "practising").success
+  instruments.show(metrics, trainer.samples[: trainer.cfg.log.episodes], trainer.facts["done"] - 1)
+  return {"eval/held_out": held_out, "eval/in_domain": measure(trainer, params, IN_DOMAIN, tries, "practising_in_domain").success}
 
 
 def check_start(cfg) -> None:

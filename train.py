@@ -181,6 +181,20 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
   return outs, useful
 
 
+def write_down(run: Run, learner: dict, metrics: Metrics, curves: dict[str, float]) -> None:
+  """The curves of the update just done, with an evaluation where one is due. A signal in it is obeyed at once: the resumed run makes it."""
+  done = run.facts["done"]
+  if evaluate.due(run.cfg, done):
+    run.facts["curves"] = curves
+    try:
+      curves = curves | evaluate.midway(run, learner["states"]["policy"].params, metrics)
+    except Stop:
+      run.save(learner)
+      raise
+    del run.facts["curves"]
+  metrics.write(done - 1, curves | run.alarms.check(done - 1, curves))
+
+
 def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   """Own tries, graded, compared or judged, pushed up or down, and again under the new weights."""
   cfg, facts, knobs, states = run.cfg, run.facts, run.cfg.practice, learner["states"]
@@ -192,7 +206,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
   sampler, schedule = evaluate.sampler(cfg, run.world, run.workdir, run.stop.poll), run.optimiser("policy")[1]
   store, progress = EpisodeStore(run.workdir / "episodes", facts["done"]), Progress("practice", knobs.updates, facts["done"])
   run.source = make_source(base.mode(cfg), sampler, run.computers, run.session, run.ledger, run.note, knobs.ahead)
-  with Metrics(run.workdir, facts["done"], config_lib.resolved(cfg)) as metrics, store, run.source, closing(sampler):
+  unwritten = int("curves" in facts)  # a signal came in the evaluation after the last update
+  with Metrics(run.workdir, facts["done"] - unwritten, config_lib.resolved(cfg)) as metrics, store, run.source, closing(sampler):
+    if unwritten:
+      write_down(run, learner, metrics, facts["curves"])
     while facts["done"] < knobs.updates:
       before, began, sampling = run.session.snapshot(), time.monotonic(), not 0 < run.agent.offline <= facts["done"]
       try:
@@ -230,11 +247,10 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         facts["ready"] = all(p.until(told) for p in run.agent.phases if p.until)
         facts["critic_loss"] = curves.get("critic/loss")
       progress.line(facts["done"], **instruments.progress_values(curves))
-      if cfg.eval.every and facts["done"] % cfg.eval.every == 0 and facts["done"] < knobs.updates:
+      if evaluate.due(cfg, facts["done"]):
         instruments.show_groups(metrics, (got.kept or got.groups)[: cfg.log.groups], facts["done"] - 1)
-        curves |= evaluate.midway(run, states["policy"].params, metrics)
+      write_down(run, learner, metrics, curves)
       stopping = run.stopping()
-      metrics.write(facts["done"] - 1, curves | run.alarms.check(facts["done"] - 1, curves))
       if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or stopping:
         run.save(learner)
   run.source = None

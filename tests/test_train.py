@@ -184,9 +184,9 @@ def test_a_run_that_dies_again_and_again_equals_a_straight_run_bit_for_bit(strai
 
 
 def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(straight, tmp_path):
-  """kill -9 of the trainer just after the first update: the supervisor starts it again. SIGTERM to the supervisor, SIGINT to train.py
-  alone in its last evaluations: they save and exit with 75, and the same command goes on, all to the straight run's result. The costly
-  programs come from the cache."""
+  """kill -9 of the trainer just after the first update: the supervisor starts it again. SIGTERM to the supervisor in the evaluation half
+  way, SIGINT to train.py alone in its last ones: they save and exit with 75, and the same command goes on, all to the straight run's
+  result. The costly programs come from the cache."""
   workdir, told = tmp_path / "run", os.environ | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
   alone = [sys.executable, *command(workdir)]
   kept = [sys.executable, "supervise.py", "--", *command(workdir)[1:]]
@@ -208,7 +208,7 @@ def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(strai
       killed.extend(p for p in processes.family(guard.pid) if b"train.py" in pathlib.Path(f"/proc/{p[0]}/cmdline").read_bytes())
       time.sleep(0.05)  # somewhere in the writing of a save or in the next update
       processes.send(*killed[0], signal.SIGKILL)
-    elif line.startswith("practice 3/4"):
+    elif line.startswith("practice 2/4"):
       guard.send_signal(signal.SIGTERM)
 
   code, lines, said = go([*kept, "--fresh"], first)
