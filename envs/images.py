@@ -69,9 +69,10 @@ def find(name: str, cache: str) -> Image:
   `cache`. ValueError with one line if it is none of these."""
   folder = pathlib.Path(cache).expanduser()
   if name == DEBIAN:
-    made = sorted(folder.glob(f"images/*/{ABOUT}"), key=lambda p: p.stat().st_mtime)
+    built = sorted(folder.glob(f"images/*/{ABOUT}"), key=lambda p: p.stat().st_mtime)
+    made = [about for about in built if json.loads(about.read_text()).get("passed")]
     if not made:
-      raise ValueError(f"env.image is {DEBIAN!r}, and there is no desktop in {folder}: {BUILD}")
+      raise ValueError(f"env.image is {DEBIAN!r}, and there is no desktop in {folder} whose build was finished: {BUILD}")
     return _built(made[-1])
   path = pathlib.Path(name).expanduser()
   if not path.exists():

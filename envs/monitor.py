@@ -46,13 +46,17 @@ class Monitor:
       raise ValueError("real desktops want the package qemu.qmp: pip install -r requirements-desktop.txt")
     self.child: Child | None = None
     self.events: list[dict] = []  # those of `WATCHED`, as they came
-    self._listener = socket.socket(socket.AF_UNIX)
-    self._loop = asyncio.new_event_loop()
     self._client = QMPClient("desktop")
     self._told = EventListener(names=WATCHED)
     self._client.register_listener(self._told)
-    self._listener.bind(os.fspath(path))
-    self._listener.listen(1)
+    self._listener = socket.socket(socket.AF_UNIX)
+    try:
+      self._listener.bind(os.fspath(path))
+      self._listener.listen(1)
+      self._loop = asyncio.new_event_loop()
+    except BaseException:
+      self._listener.close()
+      raise
 
   def accept(self, child: Child, seconds: float) -> None:
     """Waits for QEMU to connect. VmDied with its last lines if it ends before, VmHung if it does neither."""
@@ -106,4 +110,4 @@ class Monitor:
     self._loop.close()
 
 
-WATCHED = ("STOP", "RESUME", "SHUTDOWN", "RESET", "BLOCK_IO_ERROR", "GUEST_PANICKED")
+WATCHED = ("RESET", "BLOCK_IO_ERROR")

@@ -33,12 +33,12 @@ from envs.handset import Untypable
 from envs.images import Image, Template
 from envs.locks import take
 from envs.monitor import VmDied, VmHung
-from envs.vm import PROGRAM, OverlayFull, PoweredOff, Vm, VmFault, VmPaused, memory_of, screen_of, tool
+from envs.vm import PROGRAM, OverlayFull, PoweredOff, Vm, VmFault, VmPanicked, VmPaused, VmRestarted, memory_of, screen_of, tool
 
 __all__ = ["Machine", "Untypable", "PoweredOff", "OverlayFull", "VmDied", "VmHung", "VmFault", "VmPaused", "RestoreFailed", "ScreenFrozen"]
-__all__ += ["defaults", "check", "ready", "derive"]
+__all__ += ["VmRestarted", "VmPanicked", "defaults", "check", "ready", "derive"]
 
-RECIPE = 1  # a template of another recipe is not used
+RECIPE = 2  # a template of another recipe is not used
 STILL = 3  # actions in a row that changed nothing, after which it is looked whether the screen is alive
 CHUNK = 24  # presses and releases sent at once: two entries each, of the 64 that the guest's keyboard holds
 GAP = 0.05  # seconds between two clicks, two looks, two movements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pathlib
 import resource
@@ -21,10 +22,19 @@ from envs.monitor import Monitor, Refused, VmHung
 PROGRAM = "qemu-system-x86_64"
 SHARE_IDLE = 0.15  # of its time that a processor at rest may still run
 SHARE_WAITING = 0.5  # of its time that it may run or wait for a processor of the host
+CONSOLE = 1 << 16  # bytes of what the guest printed last that are kept
 
 
 class VmPaused(InfraError):
   """The virtual machine does not run, and nobody asked it to stop."""
+
+
+class VmRestarted(InfraError):
+  """The guest was reset, from inside or by a fault of its processor: what stands there is no longer the state that was started."""
+
+
+class VmPanicked(InfraError):
+  """The guest's kernel panicked."""
 
 
 class OverlayFull(InfraError):
@@ -75,8 +85,9 @@ def command(image: Image, cfg, kind: str, folder: pathlib.Path, disk: pathlib.Pa
   argv += ["-device", "virtio-blk-pci,drive=drive0" + ("" if image.kernel else ",bootindex=0")]
   if image.kernel is not None:
     argv += ["-kernel", os.fspath(image.kernel), "-initrd", os.fspath(image.initrd), "-append", image.append]
+  argv += ["-device", "pvpanic-pci", "-action", "panic=pause"]
   argv += ["-chardev", f"socket,id=qmp0,path={quoted(folder / 'qmp')}", "-mon", "chardev=qmp0,mode=control"]
-  return argv + ["-serial", f"file:{folder / 'serial.txt'}"]
+  return argv + ["-chardev", f"ringbuf,id=serial0,size={CONSOLE}", "-serial", "chardev:serial0"]
 
 
 class Vm:
@@ -88,9 +99,11 @@ class Vm:
     more: tuple[str, ...] = (),
   ):  # fmt: skip
     self.cfg, self.nest, self.size = cfg, nest, screen_of(image, cfg)
-    self.picture = os.memfd_create("screen")
-    self.monitor = Monitor(nest.folder / "qmp")
+    self.picture: int = -1
+    self.monitor: Monitor | None = None
     try:
+      self.picture = os.memfd_create("screen")
+      self.monitor = Monitor(nest.folder / "qmp")
       argv = command(image, cfg, kind, nest.folder, disk, memory, shared)
       # a write past the limit must come back as an error, which stops the guest; by default its signal would end QEMU without a word
       argv = ["/bin/sh", "-c", 'trap "" XFSZ; exec "$@"', "sh", *argv, *more]
@@ -109,7 +122,8 @@ class Vm:
     if hasattr(self, "child") and self.child.running():
       self.child.popen.kill()
       self.child.popen.wait(10.0)
-    self.monitor.close()
+    if self.monitor is not None:
+      self.monitor.close()
     self.nest.close()
     if self.picture >= 0:
       os.close(self.picture)
@@ -141,6 +155,10 @@ class Vm:
   def running(self) -> None:
     """InfraError, or PoweredOff, unless the guest runs."""
     status = self.call("query-status")["status"]
+    if any(e["event"] == "RESET" and e["data"].get("guest") for e in self.monitor.events):
+      raise VmRestarted("the guest was reset while it ran: a reboot from inside, or its processor gave up")
+    if status == "guest-panicked":
+      raise VmPanicked(f"the guest's kernel panicked; it printed last: {' | '.join(self.serial()[-5:]) or 'nothing'}"[:600])
     if status == "io-error":
       reasons = [e["data"].get("reason", "") for e in self.monitor.events if e["event"] == "BLOCK_IO_ERROR"]
       raise OverlayFull(
@@ -153,9 +171,9 @@ class Vm:
       raise VmPaused(f"the machine is {status!r}, wanted 'running'")
 
   def serial(self) -> list[str]:
-    """What the guest printed on its console."""
-    path = self.nest.folder / "serial.txt"
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+    """What the guest printed on its console since it was last asked, the last of it where that is much."""
+    told = self.call("ringbuf-read", device="serial0", size=CONSOLE, format="base64")
+    return base64.b64decode(told).decode(errors="replace").splitlines()
 
   def screenshot(self) -> np.ndarray:
     """uint8 [H, W, 3], as the guest's graphics card has it now."""

@@ -5,15 +5,16 @@
   python -m tools.build_desktop --packages=gimp     with more of Debian's packages
   python -m tools.build_desktop --list              what is built already
 
-Packages come through mmdebstrap and apt, by name, from --mirror; they are kept in the folder and only what is new is fetched. The same
-recipe with the same package versions gives the same files, named by their digest; what stands in the folder already is not built again.
-The finished image is booted once, its ready state saved, and known-good episodes are played on it. One that fails them is named in an error
-and stays where it is, to be looked at: env.image=debian takes it too, until another is built.
+Packages come through mmdebstrap and apt, by name, from where this machine's own apt has its packages (or --mirror); they are kept in the
+folder and only what is new is fetched. The same recipe with the same package versions gives the same files, named by their digest; what
+stands in the folder already is not built again. The finished image is booted once, its ready state saved, and known-good episodes are
+played on it. One that fails them is named in an error and stays where it is, to be looked at; env.image=debian never takes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -22,15 +23,18 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
-from envs import images, qemu
+from envs import images, processes, qemu
 from envs.qemu import Machine
 
 HERE = pathlib.Path(__file__).resolve().parent / "desktop"
@@ -50,6 +54,7 @@ OFFICE = "libreoffice-writer libreoffice-calc libreoffice-gtk3"
 SIZES = {"small": [*SYSTEM.split(), *SCREENS.split(), *PROGRAMS.split()]}
 SIZES["desktop"] = SIZES["small"] + OFFICE.split()
 NEEDED = ("mmdebstrap", "mke2fs", "qemu-img", "cpio", "depmod", "modprobe", "chroot")
+INSTALL_SECONDS = 5400.0  # of all packages together, and of another build that is waited for
 UNPACKED = ("doc", "man", "locale", "info", "help")  # below /usr/share, not installed
 
 MEMO = "Friday: <b> & {x|y} 'a' \"b\" #1 ~50% \\ http://example.org/?q=a_b;c"
@@ -66,11 +71,34 @@ class Progress:
 
 
 def recipe(packages: list[str], suite: str, mirror: str) -> str:
-  """Names what an image is made by: the packages asked for, where they come from, the constants above, and our files."""
+  """Names what an image is made by: the packages asked for, the release, --mirror if one was given, the constants above, and our files."""
   out = hashlib.sha256(json.dumps([sorted(packages), suite, mirror, EPOCH, APPEND, SPARE_MB, UUID]).encode())
   for path in sorted(p for p in HERE.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
     out.update(os.fspath(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes())
   return out.hexdigest()[:16]
+
+
+def sources(suite: str) -> list[str]:
+  """The lines of apt's sources that give this machine packages of Debian's release; none where it is another system, whose apt knows no
+  such release: mmdebstrap then takes what it has by default."""
+  form = "$(ORIGIN)\t$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)"
+  argv = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
+  told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+  out = []
+  for line in told.stdout.splitlines() if told.returncode == 0 else []:
+    origin, uri, release, component, key = line.split("\t")
+    if origin == "Debian" and release in (suite, f"{suite}-updates", f"{suite}-security"):
+      signed = f" signed-by={key}" if key.startswith("/") else ""
+      out.append(f"deb [arch=amd64{signed}] {uri} {release} {component}")
+  return list(dict.fromkeys(out)) if any(f" {suite} " in line for line in out) else []
+
+
+def fetching() -> list[str]:
+  """How this machine's apt fetches (proxies, certificates, retries, the age of lists that it takes), as options of apt."""
+  argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire"]
+  told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+  wanted = ("http::", "https::", "Retries", "Check-Valid-Until", "Check-Date")
+  return [line for line in told.stdout.splitlines() if line.removeprefix("Acquire::").startswith(wanted)] if told.returncode == 0 else []
 
 
 def install(root: pathlib.Path, packages: list[str], args, cache: pathlib.Path, progress: Progress) -> None:
@@ -80,20 +108,34 @@ def install(root: pathlib.Path, packages: list[str], args, cache: pathlib.Path, 
   argv += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNPACKED] + ["--dpkgopt=force-unsafe-io"]
   argv += ["--skip=essential/unlink,download/empty,cleanup/apt", '--setup-hook=mkdir -p "$1"/var/cache/apt/archives/']
   argv += [f"--setup-hook=sync-in {cache} /var/cache/apt/archives/", f"--customize-hook=sync-out /var/cache/apt/archives {cache}"]
-  argv += [args.suite, os.fspath(root), args.mirror]
+  argv += [f"--aptopt={line}" for line in fetching()]
+  argv += [args.suite, os.fspath(root), *([args.mirror] if args.mirror else sources(args.suite))]
   log = root.parent / "mmdebstrap.log"
   with log.open("w") as out:
     started = subprocess.Popen(
-      argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+      argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
       env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C", "INITRD": "No"},  # the kernel's package makes none: finish.sh does
     )  # fmt: skip
-    for line in started.stdout:
-      out.write(line)
-      if line.startswith("I: ") and line.rstrip().endswith(("...", "chroot")):
-        progress.say(line[3:].strip())
-  if started.wait():
-    last = " | ".join(log.read_text(errors="replace").splitlines()[-8:])
-    raise ValueError(f"mmdebstrap ended with code {started.returncode}: {last}"[-1500:])
+    late = threading.Event()
+    timer = threading.Timer(INSTALL_SECONDS, lambda: (late.set(), processes.send_group(started.pid, None, signal.SIGTERM)))
+    timer.start()
+    try:
+      for line in started.stdout:
+        out.write(line)
+        if line.startswith("I: ") and line.rstrip().endswith(("...", "chroot")):
+          progress.say(line[3:].strip())
+      code = started.wait(60.0)
+    except BaseException:
+      processes.send_group(started.pid, None, signal.SIGTERM)  # it takes down what it mounted, and goes
+      started.wait(60.0)
+      raise
+    finally:
+      timer.cancel()
+  last = " | ".join(log.read_text(errors="replace").splitlines()[-8:])[-1500:]
+  if late.is_set():
+    raise ValueError(f"mmdebstrap did not end within {INSTALL_SECONDS:g} s; it printed last: {last}")
+  if code:
+    raise ValueError(f"mmdebstrap ended with code {code}: {last}")
 
 
 def versions(root: pathlib.Path) -> dict[str, str]:
@@ -132,7 +174,8 @@ def build(args, packages: list[str], folder: pathlib.Path, progress: Progress) -
   shutil.rmtree(fresh, ignore_errors=True)
   (fresh / "out").mkdir(parents=True)
   root, out = fresh / "root", fresh / "out"
-  progress.say(f"installing {len(packages)} packages and what they need, from {args.mirror} ({args.suite})")
+  source = args.mirror or "the sources of this machine's apt"
+  progress.say(f"installing {len(packages)} packages of {args.suite} and what they need, from {source}")
   install(root, packages, args, pathlib.Path(args.folder).expanduser() / "packages", progress)
   progress.say("our files, fonts, kernel and first memory disk")
   images.run(["sh", os.fspath(HERE / "finish.sh"), os.fspath(root), os.fspath(HERE), os.fspath(out), str(EPOCH)], 1800)
@@ -143,12 +186,35 @@ def build(args, packages: list[str], folder: pathlib.Path, progress: Progress) -
   shutil.rmtree(root)
   for path in out.iterdir():
     path.chmod(0o444)
-  (out / "about.new").write_text(json.dumps(about, indent=1))
-  os.replace(out / "about.new", out / "desktop.json")
+  write_about(out, about)
   shutil.rmtree(folder, ignore_errors=True)
   os.replace(out, folder)
   shutil.rmtree(fresh)
   progress.say(f"{folder}: disk {(folder / 'disk.qcow2').stat().st_size / 1e6:.0f} MB")
+
+
+def write_about(folder: pathlib.Path, about: dict) -> None:
+  (folder / "about.new").write_text(json.dumps(about, indent=1))
+  os.replace(folder / "about.new", folder / images.ABOUT)
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path, progress: Progress) -> Iterator[None]:
+  """One build at a time in a folder; another is waited for, which is said."""
+  until, told = time.monotonic() + INSTALL_SECONDS, False
+  with path.open("w") as lock:
+    while True:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      except BlockingIOError:
+        if time.monotonic() > until:
+          raise ValueError(f"another build has held {path} for {INSTALL_SECONDS:g} s") from None
+        if not told:
+          progress.say(f"waiting for another build, which holds {path}")
+        told = True
+        time.sleep(1.0)
+    yield
 
 
 def edit_a_file(machine: Machine) -> bool:
@@ -197,8 +263,8 @@ def wait_for(machine: Machine, title: str) -> None:
   rest(machine)
 
 
-def verify(folder: pathlib.Path, cfg, size: str, progress: Progress) -> None:
-  """Boots the image once, saves its ready state, and plays the episodes whose outcome is known. ValueError if one is wrong."""
+def verify(folder: pathlib.Path, cfg, size: str, progress: Progress) -> list[str]:
+  """Boots the image once, saves its ready state, and plays the episodes whose outcome is known: their names. ValueError if one is wrong."""
   image = images.find(os.fspath(folder), cfg.cache)
   progress.say("booting it, to save its ready state")
   template = qemu.ready(image, cfg)
@@ -211,6 +277,7 @@ def verify(folder: pathlib.Path, cfg, size: str, progress: Progress) -> None:
         raise ValueError(f"the known-good episode {episode.__name__} failed on {folder}: the image is not to be used")
       progress.say(f"known-good episode {episode.__name__}: passed")
       machine.revert()
+  return [episode.__name__ for episode in episodes]
 
 
 def check(args) -> None:
@@ -230,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--size", choices=sorted(SIZES), default="desktop", help="small: without LibreOffice")
   parser.add_argument("--packages", default=[], type=lambda text: text.split(","), help="more packages, by name, with commas between")
   parser.add_argument("--suite", default="bookworm", help="Debian's release")
-  parser.add_argument("--mirror", default="http://deb.debian.org/debian", help="where packages come from")
+  parser.add_argument("--mirror", default="", help="where packages come from; default: as this machine's apt has it")
   parser.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
   parser.add_argument("--boot_seconds", type=float, default=known.boot_seconds, help="of the first boot, which a busy machine makes long")
   parser.add_argument("--fresh", action="store_true", help="build again what is there")
@@ -240,15 +307,15 @@ def main(argv: list[str] | None = None) -> None:
   if args.list:
     for about in sorted(folder.glob(f"images/*/{images.ABOUT}")):
       told = json.loads(about.read_text())
-      print(f"{about.parent} {told['size']} {len(told['packages'])} packages, tree {told['digest'][:16]}")
+      state = "verified" if told.get("passed") else "not verified"
+      print(f"{about.parent} {told['size']} {len(told['packages'])} packages, tree {told['digest'][:16]}, {state}")
     return
   check(args)
   os.environ["PATH"] += ":/usr/sbin:/sbin"
   progress, packages = Progress(), SIZES[args.size] + args.packages
   place = folder / "images" / f"{args.size}-{recipe(packages, args.suite, args.mirror)}"
   place.parent.mkdir(parents=True, exist_ok=True)
-  with (place.parent / ".lock").open("w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
+  with locked(place.parent / ".lock", progress):
     if args.fresh or not (place / images.ABOUT).is_file():
       build(args, packages, place, progress)
     else:
@@ -256,8 +323,8 @@ def main(argv: list[str] | None = None) -> None:
     cfg = known
     cfg.update({"image": os.fspath(place), "cache": os.fspath(folder), "accel": args.accel, "boot_seconds": args.boot_seconds})
     qemu.check(cfg)
-    verify(place, cfg, args.size, progress)
-    os.utime(place / images.ABOUT)  # the last one made is "debian"
+    passed = verify(place, cfg, args.size, progress)
+    write_about(place, json.loads((place / images.ABOUT).read_text()) | {"passed": passed})  # the last one that did is "debian"
   progress.say(f"ready: --config.env.image={place}, or --config.env.image={images.DEBIAN} for the last one made")
 
 

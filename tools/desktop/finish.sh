@@ -45,7 +45,7 @@ chroot "$root" python3 -m compileall -q --invalidation-mode unchecked-hash /usr/
 # what differs from build to build, or is not wanted
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/* "$root"/var/cache/ldconfig/aux-cache "$root"/tmp/* \
   "$root"/run/* "$root"/var/cache/debconf/*-old "$root"/etc/passwd- "$root"/etc/group- "$root"/etc/shadow- "$root"/etc/gshadow- \
-  "$root"/initrd.img* "$root"/var/lib/dpkg/*-old
+  "$root"/initrd.img* "$root"/var/lib/dpkg/*-old "$root"/etc/apt/sources.list* "$root"/etc/apt/apt.conf.d/99mmdebstrap
 find "$root"/dev -mindepth 1 -delete
 sed -i "s|^\(user:[^:]*\):[0-9]*:|\1:20000:|" "$root"/etc/shadow
 

@@ -25,6 +25,7 @@ import accessible
 
 PORT = 5000
 COMMAND_SECONDS = 120.0
+DOWNLOAD_SECONDS = 300.0
 WINDOW_SECONDS = 90.0  # for a file that was opened to have its window
 
 
@@ -125,20 +126,29 @@ def words(command, shell: bool) -> list[str]:
   return [os.path.expanduser(word) if word.startswith("~/") else word for word in split]
 
 
-def run(command, shell: bool, seconds: float) -> dict:
-  """Runs to the end; what it started goes with it when it takes too long."""
+def finish(argv: list[str], folder: str, seconds: float, merged: bool) -> subprocess.CompletedProcess:
+  """Runs to the end; what it started goes with it when it takes too long. TimeoutError then."""
   started = subprocess.Popen(
-    words(command, shell), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    errors="replace", start_new_session=True, cwd=os.path.expanduser("~"),
+    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE, text=True,
+    errors="replace", start_new_session=True, cwd=folder,
   )  # fmt: skip
   try:
     output, error = started.communicate(timeout=seconds)
   except subprocess.TimeoutExpired:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(started.pid, 9)
-    started.communicate()
-    raise TimeoutError(f"Command {command!r:.200} timed out after {seconds:g} seconds") from None
-  return {"status": "success", "output": output, "error": error, "returncode": started.returncode}
+    with contextlib.suppress(subprocess.TimeoutExpired):  # what left its session may still hold the pipes
+      started.communicate(timeout=1.0)
+    raise TimeoutError(f"timed out after {seconds:g} seconds") from None
+  return subprocess.CompletedProcess(argv, started.returncode, output, error)
+
+
+def run(command, shell: bool, seconds: float) -> dict:
+  try:
+    done = finish(words(command, shell), os.path.expanduser("~"), seconds, merged=False)
+  except TimeoutError as late:
+    raise TimeoutError(f"Command {command!r:.200} {late}") from None
+  return {"status": "success", "output": done.stdout, "error": done.stderr, "returncode": done.returncode}
 
 
 def execute(asked: dict) -> dict:
@@ -165,12 +175,9 @@ def execute_verified(asked: dict) -> dict:
 
 def run_script(argv: list[str], folder: str | None, seconds: float, merged: bool) -> dict:
   try:
-    done = subprocess.run(
-      argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE, text=True,
-      errors="replace", timeout=seconds, cwd=str(expand(folder)) if folder else os.path.expanduser("~"), check=False,
-    )  # fmt: skip
-  except subprocess.TimeoutExpired:
-    raise Said(500, {"status": "error", "output": f"timed out after {seconds:g} seconds", "error": "", "returncode": -1}) from None
+    done = finish(argv, str(expand(folder)) if folder else os.path.expanduser("~"), seconds, merged)
+  except TimeoutError as late:
+    raise Said(500, {"status": "error", "output": str(late), "error": "", "returncode": -1}) from None
   status = "success" if done.returncode == 0 else "error"
   return {"status": status, "output": done.stdout, "error": "" if merged else done.stderr, "returncode": done.returncode}
 
@@ -290,9 +297,14 @@ def post_download_file(request) -> str:
   asked = request.json()
   path = expand(asked["path"])
   path.parent.mkdir(parents=True, exist_ok=True)
+  until, got = time.monotonic() + DOWNLOAD_SECONDS, []
   try:
     with urllib.request.urlopen(asked["url"], timeout=60) as source:
-      path.write_bytes(source.read())
+      while part := source.read1(1 << 20):
+        got.append(part)
+        if time.monotonic() > until:
+          raise TimeoutError(f"not there after {DOWNLOAD_SECONDS:g} seconds")
+    path.write_bytes(b"".join(got))
   except (OSError, ValueError) as error:
     raise Said(500, f"Failed to download {asked['url']}: {error}") from None
   return "File downloaded successfully"
