@@ -34,16 +34,13 @@ from envs.images import Image, Template
 from envs.locks import take
 from envs.monitor import VmDied, VmHung
 from envs.vm import PROGRAM, OverlayFull, PoweredOff, Vm, VmFault, VmPanicked, VmPaused, VmRestarted, memory_of, screen_of, tool
+from envs.vm_input import GAP, CutShort, Input
 
-__all__ = ["Machine", "Untypable", "PoweredOff", "OverlayFull", "VmDied", "VmHung", "VmFault", "VmPaused", "RestoreFailed", "ScreenFrozen"]
-__all__ += ["VmRestarted", "VmPanicked", "defaults", "check", "ready", "derive"]
+__all__ = ["Machine", "Untypable", "CutShort", "PoweredOff", "OverlayFull", "VmDied", "VmHung", "VmFault", "VmPaused", "VmRestarted"]
+__all__ += ["VmPanicked", "RestoreFailed", "ScreenFrozen", "defaults", "check", "ready", "derive"]
 
 RECIPE = 2  # a template of another recipe is not used
 STILL = 3  # actions in a row that changed nothing, after which it is looked whether the screen is alive
-CHUNK = 24  # presses and releases sent at once: two entries each, of the 64 that the guest's keyboard holds
-GAP = 0.05  # seconds between two clicks, two looks, two movements
-BOUNCE = 0.03  # of its own time that the guest must have had between two clicks
-CLICKS = 5  # of the wheel for one scroll
 CLOCK_SECONDS = 2.0  # by which a guest's clock may be off
 
 
@@ -109,7 +106,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
   accel.chosen(images.program(PROGRAM), cfg.accel)
 
 
-class Machine:
+class Machine(Input):
   """One virtual machine. start: a Template to clone, or an Image to boot. It is up, looked at and found right when this returns.
 
   guest: the client of the server inside. size: (width, height) of the screen. pid: of QEMU. pointer: where it was put last.
@@ -342,95 +339,7 @@ class Machine:
     """InfraError if the machine does not run; its screen and its server are looked at when they are used."""
     self.vm.running()
 
-  # -- what is done to it
-
-  def send(self, events: list[dict]) -> None:
-    """Input events as QMP has them, at once."""
-    self.vm.call("input-send-event", events=events)
-
-  def move(self, point: tuple[int, int]) -> None:
-    """The pointer to a pixel; waits until the guest has seen it there, since a press that follows at once can be missed."""
-    self.send(qcodes.move(point, self.size))
-    self.pointer = tuple(point)
-    self.vm.idle(1.0, GAP)
-
-  def hold(self, name: str, down: bool) -> None:
-    """A mouse button (left, middle, right), or a key by its canonical name or character, down or up."""
-    mouse = name in qcodes.BUTTONS
-    self.send([qcodes.button(name, down) if mouse else qcodes.key(qcodes.qcode_of(name)[0], down)])
-
-  def release(self) -> None:
-    """Every modifier and button up."""
-    self.send(qcodes.release_all())
-
-  def click(self, point: tuple[int, int], button: str = "left", times: int = 1) -> None:
-    """Presses and lets go, `times` times. Two commands, since what one command says is one frame to the guest, which sees no click in it;
-    without a pause, so that a busy host does not pull a double-click apart. Between two clicks the guest gets some time of its own:
-    libinput takes what follows within 25 ms for a switch that bounces."""
-    self.move(point)
-    for again in range(times):
-      if again:
-        time.sleep(GAP)
-        self.vm.idle(2 * GAP, BOUNCE)
-      self.hold(button, True)
-      self.hold(button, False)
-
-  def drag(self, start: tuple[int, int], end: tuple[int, int], button: str = "left", steps: int = 8) -> None:
-    self.move(start)
-    self.hold(button, True)
-    try:
-      for i in range(1, steps + 1):
-        time.sleep(GAP / 2)
-        self.send(qcodes.move([round(a + (b - a) * i / steps) for a, b in zip(start, end)], self.size))
-      self.move(end)
-    finally:
-      self.hold(button, False)
-
-  def scroll(self, point: tuple[int, int], direction: str, clicks: int = CLICKS) -> None:
-    """direction: up, down, left or right."""
-    self.move(point)
-    for _ in range(clicks):
-      self.send([qcodes.button(f"wheel-{direction}", True), qcodes.button(f"wheel-{direction}", False)])
-      time.sleep(GAP / 5)
-
-  def press(self, keys: list[str]) -> None:
-    """Keys pressed together, by their canonical names (envs.grammars.keys): down in order, up in reverse."""
-    events = qcodes.chord(keys)
-    half = len(events) // 2
-    try:
-      for event in events[:half]:
-        self.send([event])
-      time.sleep(GAP / 2)
-    finally:
-      for event in events[half:]:
-        self.send([event])
-
-  def type(self, text: str) -> None:
-    """Types text, key by key. Untypable, before the first key, where the keyboard lacks a character and the guest cannot help."""
-    if not qcodes.typable(text):
-      return self._type_inside(text)
-    batch: list[dict] = []
-    for char in text:
-      stroke = qcodes.stroke(char)
-      if len(batch) + len(stroke) > CHUNK:
-        self._pour(batch)
-        batch = []
-      batch += stroke
-    return self._pour(batch)
-
-  def _pour(self, batch: list[dict]) -> None:
-    """Sends keys and waits until the guest has taken them: its keyboard drops what does not fit."""
-    if batch:
-      self.send(batch)
-      self.vm.idle(1.0, 0.01)
-
-  def _type_inside(self, text: str) -> None:
-    if not self.image.ours:
-      raise Untypable(f"{text!r:.60} has characters that a US keyboard lacks")
-    code = "import pyautogui, sys; pyautogui.FAILSAFE, pyautogui.PAUSE = False, 0; pyautogui.write(sys.argv[1], interval=0.01)"
-    ran = self.guest.execute(["python3", "-c", code, text], seconds=self.cfg.guest_seconds + 0.05 * len(text))
-    if ran.returncode:
-      raise VmFault(f"typing in the guest: {ran.error[-300:]}")
+  # -- what is done to it: see Input
 
   def act(self, action: Action) -> None:
     """Does one action of the desktop grammar that is not an end; `settle` then looks at what came of it. Untypable does nothing."""

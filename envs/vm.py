@@ -20,8 +20,7 @@ from envs.images import Image
 from envs.monitor import Monitor, Refused, VmHung
 
 PROGRAM = "qemu-system-x86_64"
-SHARE_IDLE = 0.15  # of its time that a processor at rest may still run
-SHARE_WAITING = 0.5  # of its time that it may run or wait for a processor of the host
+SHARE_IDLE = 0.15  # of the time in which it could have run that a processor at rest may run
 CONSOLE = 1 << 16  # bytes of what the guest printed last that are kept
 
 
@@ -189,18 +188,20 @@ class Vm:
     self.size = (width, height)
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
 
-  def busy(self) -> tuple[int, int]:
-    """Nanoseconds that the guest's processor has run so far, and that it has waited for a processor of the host."""
+  def busy(self) -> tuple[int, int, bool]:
+    """Nanoseconds that the guest's processor has run so far, and that it has waited for a processor of the host; whether it has nothing to
+    do now. (A wait that goes on is not counted yet, and nobody who waits has nothing to do.)"""
+    place = pathlib.Path(f"/proc/{self.child.pid}/task/{self.thread}")
     try:
-      ran, waited, _ = pathlib.Path(f"/proc/{self.child.pid}/task/{self.thread}/schedstat").read_text().split()
+      asleep = (place / "stat").read_text().rpartition(")")[2].split()[0] != "R"
+      ran, waited, _ = (place / "schedstat").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
       self.call("query-status")  # says what became of it
       raise VmFault("the guest's processor has no thread") from None
-    return int(ran), int(waited)
+    return int(ran), int(waited), asleep
 
   def idle(self, seconds: float, window: float | None = None) -> bool:
-    """Waits until the guest's processor has been idle for the window, at most so long; whether it was. On a busy host one with work to do
-    hardly runs, but is always waiting to; one without wakes now and then, and may wait long for each of its moments."""
+    """Waits until the guest's processor has been idle for the window, at most so long; whether it was."""
     window = self.cfg.settle_window if window is None else window
     until, seen = time.monotonic() + seconds, [(time.monotonic(), *self.busy())]
     while True:
@@ -208,10 +209,17 @@ class Vm:
       seen.append((now, *self.busy()))
       while len(seen) > 2 and seen[1][0] <= now - window:
         seen.pop(0)
-      (then, ran, waited), span = seen[0], 1e9 * (now - seen[0][0])
-      ran, waited = seen[-1][1] - ran, seen[-1][2] - waited
-      if now - then >= window and ran <= SHARE_IDLE * span and ran + waited <= SHARE_WAITING * span:
+      (then, ran, waited, _), last = seen[0], seen[-1]
+      if now - then >= window and resting(1e9 * (now - then), last[1] - ran, last[2] - waited, last[3]):
         return True
       if now >= until:
         return False
       time.sleep(min(window / 5, 0.025))
+
+
+def resting(span: float, ran: int, waited: int, asleep: bool) -> bool:
+  """Whether a processor was idle over `span` nanoseconds, of which it ran and waited for a processor of the host so many. On a busy host
+  one with work to do hardly runs, but waits; one without wakes now and then, may wait long for each of its moments, and sleeps after it.
+  So what counts is how much it ran of the time in which nobody kept it from running."""
+  free = span - waited
+  return asleep and free > 0 and ran <= SHARE_IDLE * free

@@ -161,7 +161,7 @@ class Checker:
   def __init__(self, folder: str, evaluator: str = "", seconds: float = 60.0, memory: int = 8 << 30, sandbox: str = "auto"):
     self.folder, self.evaluator, self.seconds, self.memory, self.sandbox = folder, evaluator, seconds, memory, sandbox
     self._programs: dict[bool, Program] = {}
-    self.used: set[str] = set()  # versions of what has graded since `forget`
+    self.used: set[str] = set()  # versions of what has graded since it was cleared
 
   def program(self, theirs: bool) -> Program:
     if theirs not in self._programs:
@@ -199,6 +199,11 @@ class Checker:
     except InfraError:
       self._programs.pop(theirs).close()  # in the middle of something; the next one is fresh
       raise
+
+  def forget(self) -> None:
+    """Ends desktop-env's process: what it keeps of one episode (some of its metrics run what an agent wrote) never meets the next."""
+    if (program := self._programs.pop(True, None)) is not None:
+      program.close()
 
   def close(self) -> None:
     while self._programs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from envs.osworld.lease import Lease
 from envs.osworld.setup import Setup, values_of
 from envs.referees import Judge
 from envs.vm import PoweredOff
+from envs.vm_input import CutShort
 
 DESKTOP = ("click", "left_double", "right_single", "drag", "scroll", "hotkey", "type", "wait")  # what Machine.act does by itself
 BLINK = 0.002  # share of pixels that may differ between two looks at a screen at rest: a caret
@@ -41,6 +43,8 @@ def perform(machine: Any, action: Action) -> None:
   match kind:
     case "calls":
       for one, more in args["calls"]:
+        if time.monotonic() > machine.until:
+          raise CutShort("the action took too long: its last calls were left out")
         perform(machine, Action(one, more, {}, action.grammar))
     case "click" | "left_double" | "right_single":
       button = args.get("button", "right" if kind == "right_single" else "left")
@@ -58,7 +62,7 @@ def perform(machine: Any, action: Action) -> None:
         if count:
           machine.scroll(machine.pointer, more if count > 0 else less, abs(count))
     case "wait":
-      time.sleep(args["seconds"])
+      time.sleep(max(min(args["seconds"], machine.until - time.monotonic()), 0.0))
     case _:
       raise ValueError(f"action {kind!r} is not one of a desktop")
 
@@ -83,8 +87,9 @@ class OSWorldEnv(gym.Env):
 
   Ends: an ending action or an unreadable one terminates; the step limit truncates, and the final state is still checked: postconfig, then
   the checks. An infra error ends the episode without a score. finished and call_user say that the agent is done, fail that it cannot be.
-  notes: "unsettled" where the screen did not come to rest, "refused" where the keyboard cannot type what was said, "postconfig" and "check"
-  for what these could not do or read; "parts": the score of each check.
+  notes: "unsettled" where the screen did not come to rest, "refused" where the keyboard cannot type what was said, "cut_short" where an
+  action took longer than env.act_seconds and its rest was left out, "postconfig" and "check" for what these could not do or read; "parts":
+  the score of each check.
   """
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 1}
@@ -156,10 +161,15 @@ class OSWorldEnv(gym.Env):
 
   def _act(self, action: Action) -> None:
     phases.enter("act")
+    self.machine.until = time.monotonic() + self.cfg.act_seconds
     try:
       perform(self.machine, action)
     except Untypable as refused:
       self._extra["refused"] = str(refused)[:300]
+    except CutShort as cut:
+      self._extra["cut_short"] = str(cut)
+    finally:
+      self.machine.until = math.inf
     phases.enter("settle")
     self._look(*self.machine.settle())
     phases.enter("observe")
@@ -201,6 +211,8 @@ class OSWorldEnv(gym.Env):
       except PoweredOff:
         return self._off()
       raise
+    finally:
+      self.checker.forget()
 
   def _checked(self) -> scoring.Score:
     """Postconfig, then the checks."""

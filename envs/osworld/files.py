@@ -11,6 +11,7 @@ import http.client
 import os
 import pathlib
 import tempfile
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 CHUNK = 1 << 20
 MAX_BYTES = 2 << 30  # of one file
 SECONDS = 60.0  # that a server may say nothing
+MOST_SECONDS = 3600.0  # of one file
 
 
 class Files:
@@ -74,12 +76,14 @@ def download(url: str, path: pathlib.Path) -> tuple[int, str]:
   """Writes the file whole or not at all. Returns (bytes, sha256). OSError or ValueError where it cannot be had."""
   if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
     raise ValueError("only http and https are downloaded")
-  digest, size = hashlib.sha256(), 0
+  digest, size, until = hashlib.sha256(), 0, time.monotonic() + MOST_SECONDS
   handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=".new-")
   try:
     with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=SECONDS) as answer:
-      while chunk := answer.read(CHUNK):
+      while chunk := answer.read1(CHUNK):  # as it comes: a server that trickles is given up too
         size += len(chunk)
+        if time.monotonic() > until:
+          raise ValueError(f"{size} bytes after {MOST_SECONDS:g} s, and not all of it")
         if size > MAX_BYTES:
           raise ValueError(f"more than {MAX_BYTES} bytes")
         digest.update(chunk)

@@ -56,6 +56,7 @@ def defaults() -> ml_collections.ConfigDict:
       "sandbox": "auto",  # of the metrics' processes: on, off, or auto, which says when there is none
       "check_seconds": 60.0,  # of one metric; below pool.deadlines.evaluate
       "check_memory_mb": 8192,  # address space of the metrics' process
+      "act_seconds": 60.0,  # of one action of the agent, whose rest is left out then; below pool.deadlines.act
       "step_seconds": 90.0,  # of one setup or postconfig step, and of a getter's call
       "window_seconds": 60.0,  # until a window that setup waits for is there
       "still_seconds": 3.0,  # that the start screen must have been at rest after setup steps, at most window_seconds
@@ -85,7 +86,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
     "families": (tuple(cfg.families) == ("all",) or bool(cfg.families), "('all',), or names"),
   }
   wanted["still_seconds"] = (0 <= cfg.still_seconds <= cfg.window_seconds, "0 to env.window_seconds")
-  for name in ("check_seconds", "step_seconds", "window_seconds"):
+  for name in ("act_seconds", "check_seconds", "step_seconds", "window_seconds"):
     wanted[name] = (0 < cfg[name] < 3600, "seconds above 0")
   for name, (good, want) in wanted.items():
     if not good:

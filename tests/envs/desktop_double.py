@@ -10,6 +10,7 @@ import email
 import email.policy
 import http.server
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -123,7 +124,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class DoubleMachine:
   """What envs.qemu.Machine is to an environment. acted: actions and primitives, in order."""
 
-  size = (64, 48)
+  size, until = (64, 48), math.inf
 
   def __init__(self, desktop: Desktop):
     self.desktop, self.guest, self.start, self.pointer = desktop, Guest(desktop.server.server_port), None, (32, 24)

@@ -6,8 +6,10 @@ its own and a guest's server. What it does wrong is read from told.json beside i
   refuse: command           an error                        drift: seconds    by which the guest's clock is off
   mute: true                the guest's server closes every connection; frozen: true  the screen does not show the pointer
   early: text               printed, and the process ends before it connects
+  reset: true               an event that the guest was reset comes before the next answer
 """
 
+import base64
 import email.utils
 import json
 import os
@@ -92,6 +94,8 @@ class Monitor:
       if knobs.get("refuse") == name:
         self.say({"error": {"class": "GenericError", "desc": "refused for the test"}} | its)
         continue
+      if knobs.get("reset"):
+        self.say({"event": "RESET", "data": {"guest": True, "reason": "guest-reset"}, "timestamp": {"seconds": 0, "microseconds": 0}})
       self.say({"return": self.answer(name, asked.get("arguments", {}), knobs)} | its)
       if name == "quit":
         os._exit(0)
@@ -105,6 +109,8 @@ class Monitor:
       status = knobs.get("status") or self.status
       self.asked += 1
       return {"status": status[min(self.asked, len(status)) - 1], "running": True}
+    if name == "ringbuf-read":
+      return base64.b64encode(b"starting\nkernel panic\n").decode()
     if name == "cont":
       self.status = ["running"]
     if name == "input-send-event":
@@ -129,8 +135,6 @@ def main() -> None:
   path = next(re.search(r"path=([^,]+)", word)[1] for word in sys.argv if word.startswith("socket,id=qmp0"))
   listener = socket.create_server(("127.0.0.1", 0))
   threading.Thread(target=serve_guest, args=(listener,), daemon=True).start()
-  serial = next(word.removeprefix("file:") for word in sys.argv if word.startswith("file:") and word.endswith("serial.txt"))
-  pathlib.Path(serial).write_text("starting\nkernel panic\n")
   Monitor(path, listener.getsockname()[1], "-incoming" in sys.argv).run()
 
 

@@ -33,7 +33,7 @@ def knobs(**changed):
   cfg = ml_collections.ConfigDict(
     {
       "grammar": "desktop", "shown": (0, 0), "evaluator": "", "check_seconds": 20.0, "check_memory_mb": 8192, "sandbox": "auto",
-      "still_seconds": 0.0, "step_seconds": 5.0, "window_seconds": 0.5, "password": "pw", "compat_sleeps": False,
+      "still_seconds": 0.0, "act_seconds": 30.0, "step_seconds": 5.0, "window_seconds": 0.5, "password": "pw", "compat_sleeps": False,
     }
     | changed
   )  # fmt: skip
@@ -125,6 +125,16 @@ def test_the_scripts_of_text_tasks_solve_them_on_the_double(world, tmp_path):
   task = Task(said["id"], said["instruction"], COMPUTER, "text_append", seed, {"file": said}, Limits(9))
   assert play(env, task, *tasks.script_of("text_append", seed))[0] == 1.0
   assert play(env, task, DONE)[0] == 0.0
+
+
+def test_an_action_of_too_many_calls_is_cut_short_and_the_episode_goes_on(world):
+  env = world(grammar="pyautogui", act_seconds=0.3)
+  env.reset(options={"task": task_of(EDIT, OPENED)})
+  began = time.monotonic()
+  _, _, terminated, truncated, info = env.step("time.sleep(60)\npyautogui.moveTo(3, 4)\npyautogui.moveTo(5, 6)")
+  assert time.monotonic() - began < 30 and not (terminated or truncated)
+  assert "cut_short" in info["notes"] and not [one for one in env.machine.acted if one[0] == "move"]
+  assert "cut_short" not in env.step("pyautogui.moveTo(3, 4)")[4]["notes"] and env.machine.acted[-1] == ("move", (3, 4))
 
 
 def test_ends(world):
@@ -475,7 +485,9 @@ def test_getters_of_theirs_reach_the_guest_through_us(world, desktop, foreign):
   env.reset(options={"task": task_of(evaluator)})
   desktop.path("/home/user/a.txt").write_text("content")
   env.machine.guest.screen_size = lambda seconds=None: (64, 48)
+  first = foreign.program(True).popen.pid
   _, reward, _, _, info = env.step(DONE)
+  assert not os.path.exists(f"/proc/{first}")  # what it keeps of this episode never meets the next
   assert reward == 1.0 and info["checker"].startswith("desktop-env")
   env.reset(options={"task": task_of(check_of("loud", {"type": "broken"}))})
   with pytest.raises(CheckerFailed, match="getter broken"):

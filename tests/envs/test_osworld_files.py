@@ -1,9 +1,11 @@
 """OSWorld task files: every field, setup type and placeholder, what is refused and in which words, and what `--list` says of it."""
 
+import contextlib
 import copy
 import http.server
 import json
 import threading
+import time
 
 import pytest
 
@@ -273,6 +275,35 @@ def test_prefetch_fills_the_store_and_says_what_it_could_not_have(tmp_path, caps
   (store / "173721f5-14a8-5f8f-b596-87ae2d547d39_guest.xlsx").write_text("y")  # the benchmark's cache: named as in the guest
   assert found.find("https://a.test/b/c.xlsx").read_text() == "y"
   assert found.prefetch([good], print) == {}  # what is there is not fetched again: the server is gone
+
+
+def test_a_server_that_trickles_is_given_up(tmp_path, monkeypatch):
+  """Every byte comes within the time that a server may say nothing; all of them would take two minutes."""
+
+  class Trickle(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+      self.send_response(200)
+      self.send_header("Content-Length", "1200")
+      self.end_headers()
+      with contextlib.suppress(OSError):
+        for _ in range(1200):
+          self.wfile.write(b"x")
+          time.sleep(0.1)
+
+    def log_message(self, *args):
+      pass
+
+  monkeypatch.setattr("envs.osworld.files.MOST_SECONDS", 0.5)
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+  server.daemon_threads = True
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  try:
+    began, url = time.monotonic(), f"http://127.0.0.1:{server.server_address[1]}/slow.txt"
+    failed = Files(store=str(tmp_path)).prefetch([url], print)
+  finally:
+    server.shutdown()
+    server.server_close()
+  assert "after 0.5 s" in failed[url] and time.monotonic() - began < 60 and not list(tmp_path.iterdir())
 
 
 def test_a_mirror_of_a_longer_prefix_and_of_names_with_spaces(tmp_path):

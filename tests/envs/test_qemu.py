@@ -5,12 +5,14 @@ import os
 import signal
 import string
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from core.schema import Action
 from envs import accel, images, processes, qcodes, qemu
+from envs import vm as vm_lib
 from envs.errors import BlackFrame, BootDeadline, Deadline, InfraError, NoComputer
 from envs.images import Image, Template
 from envs.qemu import Machine
@@ -99,13 +101,16 @@ def test_a_disk_that_cannot_be_read_is_said_with_qemus_words(tmp_path, monkeypat
 def test_the_last_desktop_made_is_debian(tmp_path, monkeypatch):
   qemu_double.install(tmp_path)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-  for age, name in ((20, "old"), (10, "new")):
+  for age, name in ((20, "old"), (10, "new"), (5, "failed")):
     folder = tmp_path / "images" / name
     folder.mkdir(parents=True)
     (folder / "disk.qcow2").write_bytes(b"QFI\xfb")
     for part in ("vmlinuz", "initrd.img"):
       (folder / part).touch()
-    (folder / "desktop.json").write_text(json.dumps({"digest": name, "append": "quiet", "memory_mb": 768, "screen": [1024, 768]}))
+    about = {"digest": name, "append": "quiet", "memory_mb": 768, "screen": [1024, 768], "passed": ["edit_a_file"]}
+    if name == "failed":
+      del about["passed"]  # its build did not come to its end
+    (folder / "desktop.json").write_text(json.dumps(about))
     os.utime(folder / "desktop.json", (1e9 - age, 1e9 - age))
   found = images.find("debian", str(tmp_path))
   assert (found.digest, found.ours, found.screen, found.memory_mb) == ("new", True, (1024, 768), 768)
@@ -265,6 +270,8 @@ CLICK = Action("click", {"point": (10, 12)}, {}, "desktop")
     (lambda vm, m: vm.told(hang=["screendump"]), qemu.VmHung, "did not answer screendump"),
     (lambda vm, m: vm.told(status=["io-error"]), qemu.OverlayFull, r"may take 4096 MB \(env.overlay_mb\), the host's disk has \d+ MB left"),
     (lambda vm, m: vm.told(status=["paused"]), qemu.VmPaused, "'paused', wanted 'running'"),
+    (lambda vm, m: vm.told(reset=True), qemu.VmRestarted, "reboot from inside"),  # it runs, but what stands there is another state
+    (lambda vm, m: vm.told(status=["guest-panicked"]), qemu.VmPanicked, "it printed last: starting . kernel panic"),
     (lambda vm, m: vm.told(color=0), BlackFrame, "every pixel"),
     (lambda vm, m: vm.told(status=["shutdown"]), qemu.PoweredOff, "shut down"),
   ],
@@ -293,6 +300,35 @@ def test_each_half_of_a_click_is_a_frame_of_its_own(vm):
   count = vm.asked.read_text().count("input-send-event")
   machine.act(Action("left_double", {"point": (10, 12)}, {}, "desktop"))
   assert vm.asked.read_text().count("input-send-event") - count == 1 + 4  # the movement; down, up, down, up
+
+
+def test_an_action_that_takes_too_long_is_cut_short_with_nothing_left_down(vm):
+  """A keyboard takes two dozen events at once, and no text of 32,000 characters may outlast the deadline of a step."""
+  machine = vm()
+  count = lambda: vm.asked.read_text().count("input-send-event")
+  sent = count()
+  machine.until = 0.0
+  for late in (lambda: machine.click((5, 5), times=10), lambda: machine.type("a" * 32_000), lambda: machine.scroll((5, 5), "up", 1000)):
+    with pytest.raises(qemu.CutShort, match="took too long"):
+      late()
+  assert count() - sent == 2  # the two movements; no button and no key
+  machine.until = time.monotonic() + 600.0
+  machine.click((5, 5), times=2)
+  machine.type("ab")
+  assert count() - sent == 2 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize(
+  "ran, waited, asleep, rests",
+  [
+    (5, 1, True, True), (60, 10, True, False),  # a host with time: 5 and 60 of 250 ms
+    (4, 200, True, True),  # a starved host: it ran 4 of the 50 ms in which it could, and sleeps
+    (20, 229, False, False), (20, 229, True, False),  # 20 of 21, or 21 of 21: it has work whenever it may
+    (0, 0, False, False),  # it has waited for all of the time, which is not counted until it runs
+  ],
+)  # fmt: skip
+def test_a_processor_rests_that_sleeps_when_it_could_run(ran, waited, asleep, rests):
+  assert vm_lib.resting(250e6, int(ran * 1e6), int(waited * 1e6), asleep) == rests
 
 
 def test_a_frozen_screen_is_found_after_actions_that_changed_nothing(vm):

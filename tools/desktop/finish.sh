@@ -19,6 +19,7 @@ depmod -b "$root" "$kernel"
 rm -rf "$root"/usr/lib/x86_64-linux-gnu/libLLVM* "$root"/usr/lib/x86_64-linux-gnu/dri  # no OpenGL here
 
 # our files and the user
+mkdir -p "$root"/home/user/.config/openbox "$root"/home/user/Desktop "$root"/home/user/Documents "$root"/home/user/Downloads
 cp -r "$here"/overlay/. "$root"/
 chmod 755 "$root"/usr/sbin/desktop-init "$root"/usr/bin/desktop-session
 echo desktop >"$root"/etc/hostname
