@@ -127,16 +127,6 @@ def test_the_scripts_of_text_tasks_solve_them_on_the_double(world, tmp_path):
   assert play(env, task, DONE)[0] == 0.0
 
 
-def test_an_action_of_too_many_calls_is_cut_short_and_the_episode_goes_on(world):
-  env = world(grammar="pyautogui", act_seconds=0.3)
-  env.reset(options={"task": task_of(EDIT, OPENED)})
-  began = time.monotonic()
-  _, _, terminated, truncated, info = env.step("time.sleep(60)\npyautogui.moveTo(3, 4)\npyautogui.moveTo(5, 6)")
-  assert time.monotonic() - began < 30 and not (terminated or truncated)
-  assert "cut_short" in info["notes"] and not [one for one in env.machine.acted if one[0] == "move"]
-  assert "cut_short" not in env.step("pyautogui.moveTo(3, 4)")[4]["notes"] and env.machine.acted[-1] == ("move", (3, 4))
-
-
 def test_ends(world):
   env = world()
   task = task_of(EDIT, OPENED, steps=2)

@@ -1,4 +1,6 @@
-"""A guest that its agent shut down."""
+"""What an agent does to its machine: shuts it down, keeps it busy for longer than a step may take."""
+
+import time
 
 import pytest
 
@@ -45,3 +47,13 @@ def test_a_server_that_is_gone_because_the_agent_shut_down_is_no_fault_and_one_t
     else:
       with pytest.raises(GuestLost):
         env.step(DONE)
+
+
+def test_an_action_of_too_many_calls_is_cut_short_and_the_episode_goes_on(world):  # noqa: F811
+  env = world(grammar="pyautogui", act_seconds=0.3)
+  env.reset(options={"task": task_of(EDIT, OPENED)})
+  began = time.monotonic()
+  _, _, terminated, truncated, info = env.step("time.sleep(60)\npyautogui.moveTo(3, 4)\npyautogui.moveTo(5, 6)")
+  assert time.monotonic() - began < 30 and not (terminated or truncated)
+  assert "cut_short" in info["notes"] and not [one for one in env.machine.acted if one[0] == "move"]
+  assert "cut_short" not in env.step("pyautogui.moveTo(3, 4)")[4]["notes"] and env.machine.acted[-1] == ("move", (3, 4))
