@@ -253,8 +253,8 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:
-  """(pieces of text for a small tokenizer, (width, height) that the agent is shown). Of this project's own tasks the words of the goals and
-  whole hotkeys are pieces."""
+  """(pieces of text for a small tokenizer, (width, height) that the agent is shown). Of this project's own tasks the words of the goals,
+  those of them that solutions type, and whole hotkeys are pieces."""
   cfg = cfg or defaults()
   size = tuple(cfg.shown) if any(cfg.shown) else qemu.screen_of(images.find(cfg.image, cfg.cache), cfg)
   pieces = ["Action: ", "hotkey(key='", "type(content='", "click(start_box='(", ",", ")')", "')", "wait()", "finished()", "fail()", "\\n"]
@@ -263,6 +263,9 @@ def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> t
     return [*pieces, *letters], size
   lists = own(computer, cfg)
   words = [word for some in lists for task in some for word in re.findall(r" ?[A-Za-z0-9.]+", task.goal)]
+  scripts = (text for some in lists for task in some for text in tasks.script_of(task.family, task.seed))
+  typed = {word for text in scripts if "type(" in text for word in re.findall(r"[A-Za-z0-9.]{2,}", text)}
+  words += [word.strip() for word in words if word.strip() in typed]
   said = [text for family in chosen(cfg) for seed in tasks.seeds(family, 8, False) for text in tasks.script_of(family, seed)]
   hotkeys = [found[1] for text in said if (found := re.fullmatch(r"Action: hotkey\(key='([a-z0-9 +]+)'\)", text))]
   return list(dict.fromkeys([*pieces, *hotkeys, *letters, *words])), size

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envs.osworld import hand as at_hand
-from envs.osworld import taskfile, tasks
+from envs.osworld import suite, taskfile, tasks
 from envs.osworld.files import Files
 
 DONE = "Action: finished()"
@@ -39,3 +39,13 @@ def test_office_files_are_what_office_libraries_read(tmp_path):
   (tmp_path / "a.docx").write_bytes(office.docx([" H2O", "<x>"]))
   assert [p.text for p in docx.Document(tmp_path / "a.docx").paragraphs] == [" H2O", "<x>"]
   assert office.odt(["x"]) == office.odt(["x"]) and office.odt(["x"]) != office.odt(["y"])
+
+
+def test_words_that_solutions_type_are_pieces_of_the_vocabulary():
+  """A day is " Friday" in the goal and "Friday" in type(content='Friday'): as letters it is longer than a small policy may write."""
+  cfg = suite.defaults()
+  cfg.update({"shown": (64, 48), "families": ("text_append",), "practice_tasks": 2, "held_out_tasks": 2})
+  pieces, size = suite.vocabulary("osworld/desktop", cfg)
+  days = {tasks.script_of("text_append", seed)[1].split("'")[1] for kept in (False, True) for seed in tasks.seeds("text_append", 2, kept)}
+  assert size == (64, 48) and days and days <= set(pieces) and {f" {day}" for day in days} <= set(pieces)
+  assert "ctrl end" in pieces and "line" not in pieces and " line" in pieces  # said in the goal, typed by nobody
