@@ -60,6 +60,7 @@ def play(env, family: str, at: int, out: pathlib.Path | None) -> Row:
   scores: list[float | None] = [None, None]
   marks, state, told = [time.monotonic()], None, ""
   try:
+    env.machine.close()  # the next episode starts another: one at a time is enough
     state, _ = env.start_of(suite.taskfile.parse(task.params["file"], task.id, task.family))
     marks.append(time.monotonic())
     for which, texts in enumerate((script, ())):
