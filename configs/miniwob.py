@@ -1,8 +1,8 @@
 """MiniWoB++ in a real Chromium: GRPO on its pages, graded by the pages themselves.
 
-  python train.py --config=configs/miniwob.py                       pages on which one thing has to be found and clicked
+  python train.py --config=configs/miniwob.py                       two pages on which one thing has to be found and clicked
   python train.py --config=configs/miniwob.py:smoke                 the same, cut down
-  python train.py --config=configs/miniwob.py:agent=dapo --config.env.pages='("click-button","click-link")'
+  python train.py --config=configs/miniwob.py:agent=dapo --config.env.pages='("click-button","click-dialog")' --config.env.steps=3
                                                                     other pages; ("all",) is every one; those without a scripted
                                                                     solution (envs/miniwob_scripts.py) are practised, not copied
 
@@ -19,16 +19,22 @@ from configs.common import parse_arg
 def get_config(arg=""):
   mode = parse_arg(arg, agent="grpo", smoke=False)
   cfg = base.compose("miniwob", mode.agent, "miniwob/browser")
-  cfg.env.pages = ("click-test", "click-test-2", "click-dialog", "focus-text")
-  cfg.env.update({"practice_tasks": 128, "in_domain_tasks": 32, "held_out_tasks": 96, "steps": 3})
+  cfg.env.pages = ("click-test", "focus-text")
+  cfg.env.update({"practice_tasks": 1024, "in_domain_tasks": 32, "held_out_tasks": 192, "steps": 1})  # what the two pages take
+  cfg.env.capped = True  # on few cores, frames that nobody looks at cost what the other browsers need
   cfg.policy.tiny.update({"patch": 10, "max_goal": 24})
-  cfg.copy.update({"demonstrations": 240, "updates": 300})
-  cfg.practice.update({"workers": True, "slots": 4, "updates": 30, "groups": 8, "lr": 1e-3})
+  cfg.copy.update({"demonstrations": 120, "updates": 60, "warmup": 20})  # little: what it is sure of it does not try otherwise
+  cfg.practice.update({"workers": True, "slots": 4, "updates": 60, "groups": 8, "lr": 1e-3})
+  cfg.eval.update({"tries": 1, "every": 15})
+  cfg.pool.update({"recycle": 500})  # a browser goes on well, and starting one takes seconds
   cfg.pool.deadlines.settle = 20.0
-  if "minibatch" in cfg.agent:
-    cfg.agent.minibatch = 64  # an update has a hundred steps or two
+  if mode.agent == "grpo":
+    cfg.agent.update({"minibatch": 32, "epochs": 2})  # an update has sixty-four steps
+  elif "minibatch" in cfg.agent:
+    cfg.agent.minibatch = 64
   if mode.smoke:
     base.smoke(cfg)
-    cfg.copy.update({"demonstrations": 60, "updates": 100})
+    cfg.env.update({"practice_tasks": 128, "held_out_tasks": 64})
+    cfg.copy.update({"demonstrations": 60, "updates": 60})
     cfg.practice.updates = 4
   return base.lock(cfg)

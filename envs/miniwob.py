@@ -28,7 +28,7 @@ HELD_OUT = 1_000_000  # seeds from here are never practised
 DEMONSTRATED = 2_000_000  # and from here only shown
 FLIGHTS = ("flight.AA", "flight.Alaska", "flight.Alaska-auto", "flight.Alaska-auto-medium")
 STATE = "typeof WOB_DONE_GLOBAL === 'undefined' ? [false, 0] : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
-READY = "typeof core !== 'undefined' && core.cover_div !== null && WOB_TASK_READY === true"
+READY = "document.readyState === 'complete' && typeof core !== 'undefined' && core.cover_div !== null && WOB_TASK_READY === true"
 BEGIN = """(() => {
   Math.seedrandom(SEED);
   core.setDataMode && core.setDataMode('train');
@@ -103,25 +103,33 @@ class Site:
 
   def show(self, window: Window, page: str, seed: int) -> str:
     """Opens a page and starts an episode of it; the goal that it gives."""
-    path = f"{page.replace('.', '/')}/wrapper.html" if page in FLIGHTS else f"miniwob/{page}.html"
-    if failed := window.goto(f"http://{self.served.place}/{path}"):
+    if failed := window.goto(self._address(page)):
       raise ResetFailed(f"{page}: {failed}")
-    until = time.monotonic() + self.cfg.load_seconds
-    if not window.loaded(until):
-      raise ResetFailed(f"{page} did not load within {self.cfg.load_seconds:g} s")
-    self._wait(window, until, page)
+    self._wait(window, page)
+    return self.start(window, page, seed)
+
+  def start(self, window: Window, page: str, seed: int) -> str:
+    """Starts an episode of the page that is open; its goal."""
     window.evaluate(BEGIN.replace("SEED", literal(str(seed))).replace("FOREVER", str(FOREVER)))
-    self._wait(window, until, page)
+    self._wait(window, page)
     return str(window.evaluate(GOAL)).strip()
 
-  def _wait(self, window: Window, until: float, page: str) -> None:
+  def _address(self, page: str) -> str:
+    return f"http://{self.served.place}/" + (f"{page.replace('.', '/')}/wrapper.html" if page in FLIGHTS else f"miniwob/{page}.html")
+
+  def _wait(self, window: Window, page: str) -> None:
+    until = time.monotonic() + self.cfg.load_seconds
     while not window.evaluate(READY):
       if time.monotonic() > until:
         raise ResetFailed(f"{page} was not ready within {self.cfg.load_seconds:g} s")
       window.browser.pump(0.01)
 
   def begin(self, window: Window, task: Task) -> None:
-    goal = self.show(window, task.params["page"], task.seed)
+    """A page that is open begins anew, as the package's own environment has it; one that is not, or does not say the same, is opened."""
+    page = task.params["page"]
+    if window.url() == self._address(page) and self.start(window, page, task.seed) == task.goal:
+      return
+    goal = self.show(window, page, task.seed)
     if goal != task.goal:
       raise ResetFailed(f"{task.id}: the page says {goal[:200]!r}, its list {task.goal[:200]!r}")
 
@@ -155,12 +163,12 @@ def make(computer: str, cfg: ml_collections.ConfigDict, clean: bool = False, qui
 @functools.lru_cache(maxsize=16)
 def _goals(text: str, wanted: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
   """The goals of pages and seeds, asked of a browser. text: the config, as JSON."""
-  env = make("miniwob/browser", ml_collections.ConfigDict(json.loads(text)))
+  env, said, last = make("miniwob/browser", ml_collections.ConfigDict(json.loads(text))), {}, None
   try:
-    out = []
-    for page, seed in wanted:
-      out.append(env.site.show(env.window, page, seed))
-    return tuple(out)
+    for page, seed in sorted(wanted):
+      ask = env.site.start if page == last else env.site.show
+      said[page, seed], last = ask(env.window, page, seed), page
+    return tuple(said[one] for one in wanted)
   finally:
     env.close()
 

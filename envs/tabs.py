@@ -38,9 +38,7 @@ GLANCE = 2.0  # seconds after which a screenshot is asked for again
 IS_OPTION = "function() { return this.nodeType === 1 && this.tagName === 'OPTION'; }"
 EMPTY = "function() { if (this.select) this.select(); else getSelection().selectAllChildren(this); }"
 DRAWN = """new Promise(done => {
-  let frames = 0;
-  const next = () => ++frames < 2 ? requestAnimationFrame(next) : setTimeout(() => setTimeout(() => done(document.readyState)));
-  requestAnimationFrame(next);
+  requestAnimationFrame(() => setTimeout(() => setTimeout(() => done(document.readyState))));
   setTimeout(() => done(document.readyState), 200);
 })"""
 
@@ -213,21 +211,28 @@ class Window:
   def url(self) -> str:
     if self.front is None:
       return "about:blank"
-    history = self.call("Page.getNavigationHistory")
-    return history["entries"][history["currentIndex"]]["url"]
+    until = time.monotonic() + self.seconds
+    while True:
+      try:
+        history = self.call("Page.getNavigationHistory")
+        return history["entries"][history["currentIndex"]]["url"]
+      except PageClosed:
+        raise
+      except Refused:  # one page is just giving way to another
+        if time.monotonic() > until:
+          raise
+        self.browser.pump(0.02)
 
   # --- what is seen
 
   def screenshot(self, seconds: float | None = None) -> np.ndarray:
     """uint8 [H, W, 3] of the page in front."""
-    asked = {"format": "png", "optimizeForSpeed": True}
-    if self.size != self.viewport:
-      asked["clip"] = {"x": 0, "y": 0, "width": self.size[0], "height": self.size[1], "scale": 1}
-    said = self._captured(asked, seconds or self.seconds)
-    frame = decode_png(base64.b64decode(said["data"]))
-    if (frame.shape[1], frame.shape[0]) != self.picture_size:
-      raise BadFrame(f"a screenshot of {frame.shape[1]} x {frame.shape[0]}, wanted {self.picture_size[0]} x {self.picture_size[1]}")
-    return frame
+    # The whole window, cut here: a screenshot with a clip lays the page out anew and draws it twice.
+    said = self._captured({"format": "png", "optimizeForSpeed": True}, seconds or self.seconds)
+    frame, wanted = decode_png(base64.b64decode(said["data"])), tuple(round(n * self.scale) for n in self.viewport)
+    if (frame.shape[1], frame.shape[0]) != wanted:
+      raise BadFrame(f"a screenshot of {frame.shape[1]} x {frame.shape[0]}, wanted {wanted[0]} x {wanted[1]}")
+    return np.ascontiguousarray(frame[: self.picture_size[1], : self.picture_size[0]])
 
   def _captured(self, asked: dict, seconds: float) -> dict:
     """The answer to a screenshot's request. It is asked for again where none has come for a while, since one that a navigation overtakes

@@ -173,7 +173,7 @@ class WebEnv(gym.Env):
       self._extra = {}
       if not self.window.loaded(time.monotonic() + self.cfg.load_seconds):
         raise ResetFailed(f"{task.id}: its first page did not load within {self.cfg.load_seconds:g} s")
-      self._look()
+      self._look(rested=True)
       self._notes = self.site.look(self.window)
     self.done = False
     return self._observe(), {"notes": self._notes | self._extra}
@@ -220,11 +220,11 @@ class WebEnv(gym.Env):
     phases.enter("observe")
     self._notes = self.site.look(self.window)
 
-  def _look(self) -> None:
-    """Looks until the page has loaded and is at rest, or it has been long enough; then reads its text."""
+  def _look(self, rested: bool = False) -> None:
+    """Looks until the page has loaded and is at rest, or it has been long enough; then reads its text. rested: it has just loaded."""
     cfg, until, same, frame = self.cfg, time.monotonic() + self.cfg.settle_most, 0, None
     while same < cfg.settle_frames:
-      rested = self.window.loaded(until)
+      rested = (rested and frame is None) or self.window.loaded(until)
       last, frame = frame, self.window.screenshot()
       same = same + 1 if last is not None and (last != frame).any(-1).mean() <= cfg.settle_tolerance else 1
       if not rested or time.monotonic() > until:

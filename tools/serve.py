@@ -281,9 +281,9 @@ def until_interrupted(server: Server, says: str) -> None:
     return
 
 
-def define_flags(workdir: str, port: int) -> None:
+def define_flags(workdir: str, port: int, required: bool = True) -> None:
   """--workdir (with this help), --port and --key_env."""
-  flags.DEFINE_string("workdir", None, workdir, required=True)
+  flags.DEFINE_string("workdir", None, workdir, required=required)
   flags.DEFINE_integer("port", port, "Port on 127.0.0.1; 0 = a free one.", lower_bound=0, upper_bound=65535)
   flags.DEFINE_string("key_env", "", "Environment variable with the key that requests must bring.")
 

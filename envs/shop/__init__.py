@@ -64,7 +64,7 @@ def check(cfg: ml_collections.ConfigDict) -> None:
 class Site:
   """The shop. look: which pop-up is open and which page is shown."""
 
-  private, graded, keeps = True, False, 1
+  private, graded, keeps = False, False, 1  # its pages set no cookie and are not stored; a browser context a try costs a new renderer
 
   def __init__(self, chance: float, most: int, kinds: tuple[str, ...]):
     self.store, self.popups = Store(), (chance, most, kinds)

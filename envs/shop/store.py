@@ -31,7 +31,7 @@ STYLE = """* { box-sizing: border-box } body { margin: 0; font: 12px sans-serif;
 header { background: #234; padding: 5px; height: 32px } a { color: #026 } header a { color: #fff; margin-left: 8px }
 form { display: inline } input { width: 120px; height: 20px } button { height: 22px } main { padding: 5px }
 li { height: 24px; list-style: none } ul { margin: 4px 0; padding: 0 } h1 { font-size: 14px; margin: 4px 0 }
-.popup { position: fixed; left: 50px; top: 60px; width: 220px; height: 110px; background: #fff; border: 3px solid #c30; padding: 12px }
+.popup { position: fixed; left: 12px; top: 60px; width: 220px; height: 110px; background: #fff; border: 3px solid #c30; padding: 12px }
 .shade { position: fixed; inset: 0; background: #0008 }"""
 
 

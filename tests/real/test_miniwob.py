@@ -30,6 +30,8 @@ def test_all_pages_open_and_give_the_same_goal_for_the_same_seed(env):
   assert len(names) == 134  # 130 files miniwob/*.html of version 1.1.0 and four flights
   for name in names:
     first = env.site.show(env.window, name, 7)
+    env.site.start(env.window, name, 8)  # begun again without being loaded again
+    assert env.site.start(env.window, name, 7) == first, name
     assert len(first) > 10 and env.site.show(env.window, name, 7) == first, name
     assert env.window.evaluate(miniwob.STATE) == [False, 0], name
 
@@ -69,6 +71,23 @@ def test_half_of_it_is_partial_and_no_pass(env):
     *_, info = env.step(miniwob_scripts.write(env.window, move, "desktop")[0])
   rows = len(wrong) - 1
   assert info["rewards"] == {SUCCESS: 0.0} and info["partial"] == pytest.approx((rows - 2) / rows)  # one of them costs its own share twice
+
+
+def test_a_page_that_is_open_begins_anew_and_one_that_was_left_is_opened(env):
+  """The same first screen for the same seed, whatever the try before did: it was solved, left half done, or the page was left."""
+  task, other = task_of(env, "click-test-2", 5), task_of(env, "focus-text", 5)
+  loads = lambda: env.window.evaluate("performance.timeOrigin")
+  first = env.reset(options={"task": task})[0]["screenshot"]
+  loaded = loads()
+  assert miniwob.solve(env, task).rewards == {SUCCESS: 1.0}
+  assert (env.reset(options={"task": task})[0]["screenshot"] == first).all()
+  env.step("Action: click(start_box='(150,200)')")
+  assert (env.reset(options={"task": task})[0]["screenshot"] == first).all() and loads() == loaded
+  env.reset(options={"task": other})
+  assert (env.reset(options={"task": task})[0]["screenshot"] == first).all() and loads() > loaded
+  env.window.evaluate("core.getUtterance = () => 'something else'; 0")  # a page that says another thing is loaded anew
+  loaded = loads()
+  assert (env.reset(options={"task": task})[0]["screenshot"] == first).all() and loads() > loaded
 
 
 def test_another_goal_than_the_lists_is_a_failed_reset(env):

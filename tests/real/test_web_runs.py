@@ -30,7 +30,7 @@ SMALL = {
 def run(config, workdir, **knobs):
   flags = [f"--config.{name}={value}" for name, value in (SMALL | knobs).items()]
   argv = [sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", *flags]
-  done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900)
+  done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1800)
   assert done.returncode == 0, done.stderr[-3000:]
   with sqlite3.connect(f"file:{workdir}/episodes/index.sqlite?mode=ro", uri=True) as db:
     return done.stdout, json.loads((workdir / "summary.json").read_text()), db.execute("SELECT checker, end FROM episodes").fetchall()
@@ -58,7 +58,7 @@ def test_a_browser_that_dies_under_a_worker_is_an_infra_error_and_the_next_try_g
   cfg, knobs = shop.defaults(), defaults()
   cfg.update({"computer": "shop/browser", "popup_chance": 0.0, "families": ("open",)})
   knobs.update({"slots": 1, "quarantine_faults": 100, "backoff": 0.0})
-  knobs.deadlines.update({"settle": 60.0, "act": 60.0})
+  knobs.deadlines.update({"settle": 120.0, "act": 120.0, "observe": 120.0})
   canaries = shop.canaries("shop/browser", cfg)
   with Pool(spec_of(cfg), knobs, canaries=canaries) as pool:
     env = pool.env()
