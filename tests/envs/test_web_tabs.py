@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from envs import tabs
-from envs.chromium import Browser, BrowserHung, PageCrashed
+from envs.chromium import Browser, BrowserHung, PageCrashed, Refused
+from envs.errors import BadFrame
 from envs.tabs import Tab, Window
 
 
@@ -52,7 +53,7 @@ def window(monkeypatch):
   def make(*delays, seconds=2.0):
     made = object.__new__(Window)
     made.browser, made.viewport, made.size, made.picture_size, made.seconds = Slow(*delays), (6, 4), (6, 4), (6, 4), seconds
-    made.tabs, made.front = {"s": Tab("t")}, "s"
+    made.tabs, made.front, made.scale = {"s": Tab("t")}, "s", 1.0
     return made
 
   return make
@@ -81,3 +82,32 @@ def test_a_crashed_page_is_not_waited_for(window):
   seen.tabs["s"].crashed = True
   with pytest.raises(PageCrashed):
     seen.screenshot()
+
+
+def test_only_the_top_left_part_is_shown_and_another_size_is_a_bad_frame(window):
+  shown = window(0.0)
+  pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+  out = io.BytesIO()
+  Image.fromarray(pixels).save(out, "PNG")
+  shown._captured = lambda asked, seconds: {"data": base64.b64encode(out.getvalue()).decode()}
+  shown.size = shown.picture_size = (5, 2)
+  assert (shown.screenshot() == pixels[:2, :5]).all()
+  shown.viewport = (6, 5)
+  with pytest.raises(BadFrame, match="a screenshot of 6 x 4, wanted 6 x 5"):
+    shown.screenshot()
+
+
+def test_an_address_is_asked_again_while_one_page_gives_way_to_another(window):
+  shown, answers = window(None, seconds=0.2), [Refused("Not attached to an active page")] * 2
+  history = {"currentIndex": 1, "entries": [{"url": "about:blank"}, {"url": "http://a/b"}]}
+
+  def call(method, params=None, seconds=None):
+    if answers:
+      raise answers.pop()
+    return history
+
+  shown.call = call
+  assert shown.url() == "http://a/b"
+  answers += [Refused("Not attached to an active page")] * 100
+  with pytest.raises(Refused):
+    shown.url()
