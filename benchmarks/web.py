@@ -3,8 +3,8 @@
   python -m benchmarks.web --envs=1,8 --seconds=10
 
 A step is a click, the page at rest, a screenshot and the question whether the page has ended the try.
-Prints steps and episodes a second and the ratio to the first, with and without the limit of 60 frames a second. --selenium measures the
-package's own environment beside them, one of it; it wants selenium (pip), MINIWOB_CHROMEDRIVER and MINIWOB_CHROME_BINARY.
+Prints steps a second and the ratio to the first, with and without the limit of 60 frames a second. --selenium measures as many of the
+package's own environment beside them; it wants selenium (pip), MINIWOB_CHROMEDRIVER and MINIWOB_CHROME_BINARY.
 """
 
 from __future__ import annotations
@@ -113,19 +113,20 @@ def main() -> None:
   if args.work_selenium:
     return work_selenium(args.seconds)
   print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; page {PAGE}, {args.seconds:g} s each")
+  counts = [int(n) for n in args.envs.split(",")]
   for capped in (bool(int(c)) for c in args.capped.split(",")):
-    first = None
-    for count in (int(n) for n in args.envs.split(",")):
+    ours: dict[int, float] = {}
+    for count in counts:
       got = measure(count, args.seconds, capped)
-      rate = got["steps"] / args.seconds
-      first = first or rate
+      ours[count] = rate = got["steps"] / args.seconds
       reset = got["resets"] / max(got["episodes"], 1)
       frames = "60 frames/s" if capped else "uncapped"
-      print(f"{frames:12s} {count:3d} environments: {rate:6.1f} steps/s ({rate / first:.2f}x), reset {reset:.3f} s", flush=True)
-    if args.selenium:
-      got = measure(1, args.seconds, capped, "--work-selenium")
+      print(f"{frames:12s} {count:3d} environments: {rate:6.1f} steps/s ({rate / ours[counts[0]]:.2f}x), reset {reset:.3f} s", flush=True)
+    for count in counts if args.selenium else []:
+      got = measure(count, args.seconds, capped, "--work-selenium")
       rate, reset = got["steps"] / args.seconds, got["resets"] / max(got["episodes"], 1)
-      print(f"selenium       1 environment:  {rate:6.1f} steps/s (one of ours: {first / rate:.2f}x), reset {reset:.3f} s", flush=True)
+      times = f"as many of ours: {ours[count] / rate:.2f}x"
+      print(f"selenium     {count:3d} environments: {rate:6.1f} steps/s ({times}), reset {reset:.3f} s", flush=True)
 
 
 if __name__ == "__main__":
