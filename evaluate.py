@@ -113,8 +113,9 @@ class Score:
 
 
 class World(NamedTuple):
-  """What a config fixes besides the parameters: the policy, the task lists and how to make an environment. The last three are a
-  checkpoint's: what its parameters begin as, those that are not learnt, the environment as its policy wants it."""
+  """What a config fixes besides the parameters: the policy, the task lists and how to make an environment. The last four are a
+  checkpoint's: what its parameters begin as, those that are not learnt, the environment as its policy wants it, the policy as it is
+  learnt."""
 
   policy: Policy
   screen_shape: tuple[int, int, int]
@@ -127,6 +128,7 @@ class World(NamedTuple):
   start: Callable | None = None  # start(key, mesh) -> parameters; None: policy.init's
   base: Callable = lambda mesh=None: None
   env: Any = None
+  learner: Policy | None = None
 
 
 def build(cfg: ml_collections.ConfigDict) -> World:
@@ -143,7 +145,7 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     suite.check(env)
     longest = max((task.goal for some in tasks.values() for task in some), key=len)
     policy.prompt(longest, [np.zeros((size[1], size[0], 3), np.uint8)], "")  # refuses a budget that no prompt of it fits into
-    given = {"start": read.load, "base": read.base}
+    given = {"start": read.load, "base": read.base, "learner": read.learner}
   elif cfg.policy.name not in cfg.policy:
     raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny', and policy.checkpoint")
   else:

@@ -64,7 +64,7 @@ class Run:
   def __init__(self, cfg, workdir: pathlib.Path):
     self.cfg, self.shared, self.workdir = cfg, workdir, hosts.own(workdir)
     self.world = evaluate.build(cfg)
-    self.policy = self.world.policy
+    self.policy = self.world.learner or self.world.policy
     self.agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
     self.critics = {key: critic.build(kind, cfg.critic, self.policy) for key, kind in self.agent.critics.items()}
     self.scores = {"policy": make_score(self.policy, cfg.practice.temperature)} | {key: c.score for key, c in self.critics.items()}
@@ -93,7 +93,7 @@ class Run:
     self.evolution = Evolution(cfg.env, cfg.taskgen, self.curriculum, self.rng)
     for part in ("replay", "ledger", "buffer", "alarms", "curriculum"):
       self.session.parts[part] = getattr(self, part)
-    blank = np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
+    blank = lambda: np.zeros_like(self.policy.image(np.zeros(self.world.screen_shape, np.uint8)))
     self.feed = feed.Feed(self.agent, self.policy, shapes, blank, self.buffer, self.rng, self.curriculum.rate, cfg.practice.micro_batches)
 
   facts = property(lambda self: self.session.facts)

@@ -57,7 +57,8 @@ class Ours:
   def __init__(self, policy: Policy, params, sessions: int, steps: int, append: int, write: int):
     places = -(-steps * (append + write) // 256) * 256
     spans = sorted({max(512, -(-places * part // 1024) * 256) for part in (1, 2, 3)} | {max(512, places)})
-    self.sampler = SessionSampler(policy, sessions, spans, chunks=(32, 128, 352))
+    chunk = min(512, -(-(append + 1) // 16) * 16)  # a step's new tokens are those appended and the last one written
+    self.sampler = SessionSampler(policy, sessions, spans, chunks=(chunk,))
     self.sampler.load(Weights(params, 0))
     self.sampler.warm_up(prompt_of(np.zeros(1, np.int32)))
 

@@ -2,7 +2,8 @@
 
   naive     the oracle: every score at once, memory T x S
   chunked   blocks of queries and keys with a running softmax, memory linear in T and S, on any device
-  splash    the TPU kernel of jax.experimental.pallas: packed rows only (a query a key), T a multiple of 128
+  splash    the TPU kernel of jax.experimental.pallas for packed rows (a query a key), T a multiple of 128; asked for by name, a sampler's
+            cache and a tower's images, which are not packed rows, take what "auto" would
   cudnn     jax.nn.dot_product_attention's fused kernel on NVIDIA GPUs, 16-bit floats, with a mask of T x S bytes a row
 A callable of the same signature is taken as well. On a mesh (core/mesh.py) every device has its rows, its heads and its share of a row's
 queries, and sees all keys of its rows, which are gathered over the axis context: with few key-value heads they are small. Queries are
@@ -164,8 +165,9 @@ BACKENDS = {"naive": naive, "chunked": chunked, "splash": splash, "cudnn": cudnn
 
 
 def choose(name: str, visible: Visible, dtype) -> str:
-  """The backend that "auto" means here: a kernel where the device has one that fits, else all at once or in blocks by size."""
-  if name != "auto":
+  """The backend that "auto" means here, and "splash" where rows are not packed: a kernel where the device has one that fits, else all at
+  once or in blocks by size."""
+  if name != "auto" and (name != "splash" or visible.packed):
     return name
   length, size, mesh = visible.query_order.shape[1], visible.key_order.shape[1], current()
   platform = jax.default_backend() if mesh is None else mesh.abstract_device.platform  # a mesh may be of devices that are not here

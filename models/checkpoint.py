@@ -23,7 +23,8 @@ from models.config import ModelConfig
 
 VISION = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}  # the text families are models/llama.py's
 DTYPES = ("float32", "bfloat16")
-OF_IMAGES = {"min_pixels": 0, "max_pixels": 0, "freeze_tower": False}  # knobs that a text model has no use for, and their off values
+# Knobs that a text model has no use for, as they stand where nobody touched them.
+OF_IMAGES = {"min_pixels": 0, "max_pixels": 0, "freeze_tower": False, "features_kept": 256}
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -45,11 +46,12 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 class Checkpoint(NamedTuple):
-  """policy: the model; load(key, mesh) -> the parameters that are learnt; base(mesh) -> those that are not (None where all are), read
-  once a mesh; without a mesh, or on one of one device, on the first device. frozen_tower: image features outlive an update; lighter: the
-  policy, sampling from int8 weights."""
+  """policy: the model; learner: the same as it is learnt, where features of a frozen tower are kept; load(key, mesh) -> the parameters
+  that are learnt; base(mesh) -> those that are not (None where all are), read once a mesh; without a mesh, or on one of one device, on the
+  first device. frozen_tower: image features outlive an update; lighter: the policy, sampling from int8 weights."""
 
   policy: Policy
+  learner: Policy
   load: Callable[..., Any]
   base: Callable[..., Any]
   frozen_tower: bool
@@ -81,15 +83,20 @@ def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
     spread = None if mesh is None or mesh.size == 1 else mesh_lib.shardings(decoder.abstract(tree), mesh)
     return hf.load(folder, tree, dtype=cfg.dtype, shardings=spread)
 
+  keeping = lambda policy, visual: policy.keeping(policy, visual, cfg.features_kept) if policy.keeping and cfg.features_kept else policy
   if not cfg.lora.rank:
-    return Checkpoint(policy, lambda key, mesh=None: whole(mesh), lambda mesh=None: None, cfg.freeze_tower)
+    visual = functools.cache(lambda: hf.load(folder, tree, dtype=cfg.dtype, branch="visual")["visual"])
+    learner = keeping(policy, visual) if cfg.freeze_tower else policy
+    return Checkpoint(policy, learner, lambda key, mesh=None: whole(mesh), lambda mesh=None: None, cfg.freeze_tower)
   adapters = lora.leaves(tree, cfg.lora)
   policy = policy._replace(
     init=functools.partial(decoder.init_leaves, adapters), join=lambda base, params: lora.combine(base, params, cfg.lora)
   )
   begin, read_once = jax.jit(policy.init), functools.cache(whole)
   base = lambda mesh=None: read_once(mesh) if mesh is not None and mesh.size > 1 else read_once()
-  return Checkpoint(policy, lambda key, mesh=None: begin(key), base, "visual" not in adapters)
+  frozen = "visual" not in adapters
+  learner = keeping(policy, lambda: base()["visual"]) if frozen else policy
+  return Checkpoint(policy, learner, lambda key, mesh=None: begin(key), base, frozen)
 
 
 def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
@@ -99,6 +106,8 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
       raise ValueError(f"policy.{name} is {cfg[name]!r}, wanted one of {', '.join(known)}")
   if cfg.lora.rank < 0 or not cfg.lora.alpha > 0:
     raise ValueError(f"policy.lora.rank, alpha are {cfg.lora.rank}, {cfg.lora.alpha}: wanted a rank of 0 (off) or more, an alpha above 0")
+  if cfg.features_kept < 0:
+    raise ValueError(f"policy.features_kept is {cfg.features_kept}, wanted 0 (off) or more")
   if not 0 < cfg.lr < 1:
     raise ValueError(f"policy.lr is {cfg.lr}, wanted a number between 0 and 1")
   off = {"template": ""} if model.vision is not None else OF_IMAGES

@@ -139,11 +139,12 @@ def spell(path: tuple[str, ...], layer: int | None) -> str:
   return ".".join((*path[:at], str(layer), *path[at:]) if at else path)
 
 
-def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict | None = None) -> dict:
+def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict | None = None, branch: str = "") -> dict:
   """The parameters of a checkpoint folder as nested dicts of jax arrays.
 
   tree: nested dict of decoder.Leaf (decoder.leaves(cfg)). dtype: what to convert to, None keeps the file's. shardings: a tree like it
-  (core.mesh.shardings), None puts all on the first device. Each process reads what its devices hold, once, a tensor's slice at a time.
+  (core.mesh.shardings), None puts all on the first device. branch: the only one of the tree's to read, "" = all. Each process reads what
+  its devices hold, once, a tensor's slice at a time.
   """
   located, spread = locate(folder, tree), by_path(shardings) if shardings is not None else {}
   whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -151,6 +152,8 @@ def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict |
   read = lambda part, index: np.asarray(opened[part.file].get_slice(part.name)[index])
   out: dict = {}
   for path, leaf in by_path(tree).items():
+    if branch and path[0] != branch:
+      continue
     parts = located[path]
     kinds = {p.dtype for p in parts}
     if dtype is None and len(kinds) > 1:

@@ -25,11 +25,12 @@ def _walk(node):
     return node
   if "weight" in node:
     rest = {k: v for k, v in node.items() if k != "weight"}
-    return rest | _rounded(node["weight"])
+    return rest | rounded(node["weight"])
   return {k: v if k.endswith("norm") else _walk(v) for k, v in node.items()}  # stacked norms have two dimensions as well
 
 
-def _rounded(weight: jax.Array) -> dict:
+def rounded(weight: jax.Array) -> dict:
+  """One linear map's weight [.., out, in] as {"int8": i8 [.., out, in], "scale": f32 [.., out]}."""
   scale = jnp.max(jnp.abs(weight.astype(jnp.float32)), axis=-1) / 127
   scale = jnp.where(scale > 0, scale, 1.0)
   return {"int8": jnp.round(weight.astype(jnp.float32) / scale[..., None]).astype(jnp.int8), "scale": scale}

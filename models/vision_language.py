@@ -6,6 +6,7 @@ the same number of patches and tokens and nothing compiles twice.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,7 +62,8 @@ def defaults() -> ml_collections.ConfigDict:
       "space": "",  # how points are meant, see models/chat.py; "" = as the grammar or the family has it
       "instruction": "",  # a text file with {goal} in it; "" = the one in models/chat.py
       "system": "",  # "" = what the family was trained with
-      "freeze_tower": False,  # no gradient into the vision tower; its features may then be kept by Patches.key
+      "freeze_tower": False,  # no gradient into the vision tower; its features are made once a screenshot
+      "features_kept": 256,  # of screenshots, on the learner's host, where the tower is frozen; 0 = it runs in every step
       "remat": "full",  # what a training step keeps of each layer: see models/decoder.py
       "attention": "auto",  # see models/attention.py
       "dtype": "bfloat16",  # of the parameters
@@ -151,6 +153,7 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
     unstack=decoder.unstack,
     space=s.chat.space,
     shown=resized(screen_size, s.cfg.images),
+    keeping=partial(keeping, s),
   )
 
 
@@ -201,6 +204,30 @@ def encode_screens(s: Setup, params: dict, images: jax.Array) -> dict:
   """u8 [M, P, 3 * patch * patch] of M screenshots of the policy's size -> features of M * tokens_per_image tokens."""
   plan = jax.tree.map(lambda a: jnp.broadcast_to(a, (images.shape[0], *a.shape[1:])), s.plan)
   return encode_images(params, s.cfg, images, plan, s.run, s.freeze)
+
+
+def keeping(s: Setup, policy: Policy, visual: Callable, most: int) -> Policy:
+  """The policy for a learner whose tower never moves. Its images are features [1 + K, tokens_per_image, D], embeds before deepstack, which
+  visual(), the tower's parameters, makes once for each content: the last `most` that were asked for stay on the host."""
+  encode = jax.jit(policy.encode_images)
+  kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
+
+  def image_of(screen: np.ndarray) -> np.ndarray:
+    given = image(s, screen)
+    if given.key not in kept:
+      made = encode({"visual": visual()}, given.patches[None])
+      kept[given.key] = np.concatenate([made["embeds"][None], made["deepstack"]])
+    kept.move_to_end(given.key)
+    features = kept[given.key]
+    while len(kept) > most:
+      kept.popitem(last=False)
+    return features
+
+  def lay_out(params: dict, images: jax.Array) -> dict:
+    flat = jnp.moveaxis(images, 1, 0).reshape(images.shape[1], -1, images.shape[-1])
+    return {"embeds": flat[0], "deepstack": flat[1:]}
+
+  return policy._replace(image=image_of, encode_images=lay_out)
 
 
 def forward(s: Setup, params: dict, tokens, positions, segment_ids, features: dict, image_slot) -> jax.Array:

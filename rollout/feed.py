@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
@@ -45,17 +46,22 @@ def shapes(
 
 
 class Feed:
-  """What a phase of `agent` is fed with. shapes: the one packed shape of each minibatch size; ask: name of a need -> fn(batch)
+  """What a phase of `agent` is fed with. shapes: the one packed shape of each minibatch size; blank: makes an image for
+  places that have none, when first wanted, as a learner's features take parameters; ask: name of a need -> fn(batch)
   under today's parameters, given anew at every call of `steps`; rate({task: value}) hears the step critic's first guesses of
   fresh tries; micro: micro-batches an optimiser step."""
 
   def __init__(
-    self, agent, policy: Policy, shapes: Mapping[int, PackShape], blank: np.ndarray, buffer: Buffer, rng: np.random.Generator,
+    self, agent, policy: Policy, shapes: Mapping[int, PackShape], blank: Callable[[], np.ndarray], buffer: Buffer, rng: np.random.Generator,
     rate: Callable, micro: int = 1,
   ):  # fmt: skip
-    self.agent, self.policy, self.shapes, self.blank = agent, policy, shapes, blank
+    self.agent, self.policy, self.shapes, self._blank = agent, policy, shapes, blank
     self.buffer, self.rng, self.rate, self.micro = buffer, rng, rate, micro
     self.now = 0  # the trainer's version
+
+  @functools.cached_property
+  def blank(self) -> np.ndarray:
+    return self._blank()
 
   def batch(self, items: list[PackItem], size: int) -> Batch:
     shape = self.shapes[size]

@@ -249,6 +249,8 @@ REFUSED = [
     "policy.template is 'smollm2', which a qwen2_5_vl checkpoint has no use for",
   ),
   ("llama", "android.py", {"policy__min_pixels": 9}, "policy.min_pixels is 9, which a llama checkpoint has no use for"),
+  ("llama", "android.py", {"policy__features_kept": 9}, "policy.features_kept is 9, which a llama checkpoint has no use for"),
+  ("qwen2_5_vl", "android.py", {"policy__features_kept": -1}, "policy.features_kept is -1, wanted 0 (off) or more"),
   ("llama", "android.py", {}, "reads text, no screenshots: give --config.env.text=True"),
   ("qwen2_5_vl", "android.py", {"policy__max_prompt": 60}, "does not fit into 60"),
   ("qwen2_5_vl", "android.py", {"policy__lr": 0.0}, "policy.lr is 0.0"),

@@ -228,7 +228,7 @@ class Run(train.Run):
     self.rng = self.session.rng
     self.curriculum = Curriculum(TASKS, self.rng)
     shape = shape_for(RECORDS, 5, 2, 5, 1, 1)
-    self.feed = Feed(self.agent, POLICY, {RECORDS: shape}, draw(0, 0, ""), self.buffer, self.rng, self.curriculum.rate)
+    self.feed = Feed(self.agent, POLICY, {RECORDS: shape}, lambda: draw(0, 0, ""), self.buffer, self.rng, self.curriculum.rate)
 
   def save(self, learner, snapshot=None):
     """Nothing is kept on disk."""

@@ -83,6 +83,7 @@ def test_what_is_chosen():
   assert attention.choose("auto", visible, jnp.float32) == "naive"
   assert attention.choose("auto", visible._replace(key_order=jnp.zeros((1, 2**20))), jnp.float32) == "chunked"
   assert attention.choose("splash", visible, jnp.float32) == "splash"
+  assert attention.choose("splash", visible._replace(packed=False), jnp.float32) == "naive"  # a cache
 
 
 @pytest.mark.parametrize("shares", [2, 4])

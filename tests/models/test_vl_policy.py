@@ -122,6 +122,24 @@ def test_sampled_log_probabilities_are_the_trainers(policy):
   assert np.abs(other - logp).max() > 1e-3  # the screenshots matter
 
 
+def test_a_learner_with_a_frozen_tower_encodes_a_screenshot_once(policy):
+  """Four screenshots, three contents, two of which are kept: features, deepstack among them, are the tower's own, in the images' order."""
+  rng, made = np.random.default_rng(1), []
+  params = jax.tree.map(lambda a: rng.normal(0, 0.2, a.shape).astype(np.float32), jax.eval_shape(policy.init, jax.random.key(0)))
+  learner = policy.keeping(policy, lambda: made.append(1) or params["visual"], 2)
+  seeds = (1, 2, 1, 3)
+  images = np.stack([learner.image(screen(i)) for i in seeds])
+  assert len(made) == 3 and images.shape[2:] == (policy.tokens_per_image, policy.width)
+  got = learner.encode_images(None, images)
+  want = policy.encode_images(params, np.stack([policy.image(screen(i)) for i in seeds]))
+  assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, want)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+  learner.image(screen(1))  # asked for after 2, so 3 took the place of 2
+  assert len(made) == 3
+  learner.image(screen(2))
+  assert len(made) == 4
+
+
 def test_init_makes_every_leaf(policy):
   """As the tree says it and in the dtype asked for; its numbers are decoder.init_leaves'."""
   tree = vision_language.leaves(policy.prompt.args[0].cfg)

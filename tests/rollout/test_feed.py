@@ -39,7 +39,8 @@ def feed(sizes=(8,), credit=one, needs=(), keep=keep_all, buffer=None, micro=1, 
   agent = Agent(frozenset(needs), None, lambda group, scores=None: credit(group), keep, ())
   shapes = {n: shape_for(n, 5, 2, 5, 1, 1) for n in sizes}
   rate = rated.update if rated is not None else None
-  return Feed(agent, POLICY, shapes, np.zeros((24, 40, 3), np.uint8), buffer or Buffer(1000, 0.0), np.random.default_rng(seed), rate, micro)
+  blank = lambda: np.zeros((24, 40, 3), np.uint8)
+  return Feed(agent, POLICY, shapes, blank, buffer or Buffer(1000, 0.0), np.random.default_rng(seed), rate, micro)
 
 
 def got(*groups, version=0):
