@@ -110,14 +110,16 @@ def compare(parties: dict, sessions: int, steps: int, append: int, write: int, v
   rng, seconds = np.random.default_rng(0), dict.fromkeys(parties, 0.0)
   ids = {name: np.zeros((sessions, 0), np.int32) for name in parties}
   for h in range(steps):
-    new = rng.integers(0, vocab, (sessions, append)).astype(np.int32)
+    new, took = rng.integers(0, vocab, (sessions, append)).astype(np.int32), {}
     for name, party in parties.items():
       ids[name] = np.concatenate([ids[name], new], axis=1)
       began = time.perf_counter()
       written = party.step(ids[name], h)
-      seconds[name] += (time.perf_counter() - began) * (h > 0)
+      took[name] = time.perf_counter() - began
+      seconds[name] += took[name] * (h > 0)
       assert written.shape == (sessions, write), f"{name} wrote {written.shape}, wanted {(sessions, write)}"
       ids[name] = np.concatenate([ids[name], written], axis=1)
+    print(f"step {h + 1} of {steps}: " + ", ".join(f"{name} {s:.2f} s" for name, s in took.items()), flush=True)
   return seconds
 
 

@@ -203,7 +203,8 @@ def token_logprobs(
 
 
 class Cache(NamedTuple):
-  """Keys and values of sessions, one a row. k, v: a tuple of [B, S, K, d] for each layer (one array for all made decoding slower);
+  """Keys and values of sessions, one a row. k, v: a tuple of [B, K, S, d] for each layer: one array for all made decoding slower,
+  and with places before heads a decode step transposed all it read;
   length i32 [B]: places filled; next_position i32 [B]: of the next text token, on every axis."""
 
   k: tuple[jax.Array, ...]
@@ -214,7 +215,7 @@ class Cache(NamedTuple):
 
 def init_cache(cfg: ModelConfig, batch: int, size: int, dtype=jnp.float32) -> Cache:
   """An empty cache of `batch` rows with `size` places each."""
-  empty = lambda: tuple(jnp.zeros((batch, size, cfg.kv_heads, cfg.head_dim), dtype) for _ in range(cfg.layers))
+  empty = lambda: tuple(jnp.zeros((batch, cfg.kv_heads, size, cfg.head_dim), dtype) for _ in range(cfg.layers))
   zero = lambda: jnp.zeros((batch,), jnp.int32)  # a buffer each: a sampler donates the cache
   return Cache(empty(), empty(), zero(), zero())
 
@@ -243,19 +244,22 @@ def prefill(
   span: static, how many places of the cache are read; no row may grow beyond it (the caller's to see to, as lengths are traced).
   """
   batch, count = tokens.shape
-  span = cache.k[0].shape[1] if span is None else span
+  places = cache.k[0].shape[2]
+  span = places if span is None else span
   place = cache.length[:, None] + jnp.arange(count)
-  target = jnp.where(valid, place, cache.k[0].shape[1])  # beyond the end: dropped
+  target = jnp.where(valid, place, places)  # beyond the end: dropped
   order = jnp.broadcast_to(jnp.arange(span, dtype=jnp.int32), (batch, span))
   visible = Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
   turn, rows = rope_tables(cfg, positions), jnp.arange(batch)[:, None]
+  put = lambda held, new: held.at[rows, :, target].set(new.astype(held.dtype), mode="drop")
   x, keys, values = embed(params, tokens, vision), [], []
   for i in range(cfg.layers):
     layer = _layer(params, i)
     q, k, v = _qkv(cfg, layer, x, turn)
-    keys.append(cache.k[i].at[rows, target].set(k.astype(cache.k[i].dtype), mode="drop"))
-    values.append(cache.v[i].at[rows, target].set(v.astype(cache.v[i].dtype), mode="drop"))
-    x = _finish(cfg, layer, x, mix(q, keys[i][:, :span].astype(q.dtype), values[i][:, :span].astype(q.dtype), visible, attention))
+    keys.append(put(cache.k[i], k))
+    values.append(put(cache.v[i], v))
+    seen = (jnp.swapaxes(held[:, :, :span], 1, 2).astype(q.dtype) for held in (keys[i], values[i]))
+    x = _finish(cfg, layer, x, mix(q, *seen, visible, attention))
     if vision is not None and i < vision.deepstack.shape[0]:
       x = _deepen(x, vision.deepstack[i], vision.slot)
   after = jnp.max(jnp.where(valid, positions, -1), axis=(0, 2)) + 1

@@ -78,11 +78,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
   A query that may see nothing (padding) gets a uniform mix, never NaN; nothing reads it.
   """
   batch, length, heads, d = q.shape
-  q = q.reshape(batch, length, k.shape[2], -1, d)
-  scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32) * d**-0.5
+  q = jnp.moveaxis(q.reshape(batch, length, k.shape[2], -1, d), 1, 3)  # here, where it is small: else the scores would be transposed
+  scores = jnp.einsum("bkgtd,bskd->bkgts", q, k, preferred_element_type=jnp.float32) * d**-0.5
   scores = jnp.where(mask[:, None, None], scores, -1e30)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, length, heads, d)
+  return jnp.moveaxis(jnp.einsum("bkgts,bskd->bkgtd", weights, v), 3, 1).reshape(batch, length, heads, d)
 
 
 def features_at(features: jax.Array, slot: jax.Array) -> jax.Array:

@@ -38,7 +38,7 @@ def draw(logits: jax.Array, key: jax.Array, index: jax.Array, temperature: float
 class Engine:
   """A cache of `slots` rows and max(spans) places, and what runs on it.
 
-  policy: its cache must be a NamedTuple of length i32 [B], next_position i32 [B] and leaves [B, S, ...]; it has `unstack`, and its
+  policy: its cache must be a NamedTuple of length i32 [B], next_position i32 [B] and leaves [B, .., S, d]; it has `unstack`, and its
   decode_step takes span=, how many places of the cache are read (models/base.py). chunks: sizes of a prefill; spans: lengths of the cache
   that a program may read; steps: tokens a decode writes at most; stops: ids that end an action.
   """
@@ -152,7 +152,7 @@ def _prefill(
 ):
   """See Engine.prefill. The model sees the slot as a cache of one row; what it added goes back to its places."""
   row = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, slot, keepdims=True), cache)
-  row = jax.tree.map(lambda a: a if a.ndim == 1 else a[:, :span], row)
+  row = jax.tree.map(lambda a: a if a.ndim == 1 else a[..., :span, :], row)
   row = row._replace(length=jnp.full_like(row.length, start), next_position=jnp.full_like(row.next_position, next_position))
   size = tokens.shape[1]
   valid = (jnp.arange(size) < count)[None]
@@ -162,8 +162,8 @@ def _prefill(
   def back(whole, part):
     if whole.ndim == 1:
       return whole.at[slot].set(part[0])
-    new = jax.lax.dynamic_slice_in_dim(part, first, size, axis=1)
-    return jax.lax.dynamic_update_slice(whole, new, (slot, first) + (0,) * (whole.ndim - 2))
+    new = jax.lax.dynamic_slice_in_dim(part, first, size, axis=whole.ndim - 2)
+    return jax.lax.dynamic_update_slice(whole, new, (slot, *(0,) * (whole.ndim - 3), first, 0))
 
   last = jax.lax.dynamic_index_in_dim(hidden, jnp.maximum(count - 1, 0), axis=1, keepdims=False)
   return jax.tree.map(back, cache, row), tuple(a[None] for a in draw(policy.logits(params, last), key, index, temperature))
@@ -192,6 +192,6 @@ def _decode(policy, temperature, params, cache, token, count, limit, active, key
 def _copy(cache, source, target, *, span):
   def one(a):
     row = jax.lax.dynamic_index_in_dim(a, source, keepdims=True)
-    return jax.lax.dynamic_update_slice(a, row if a.ndim == 1 else row[:, :span], (target,) + (0,) * (a.ndim - 1))
+    return jax.lax.dynamic_update_slice(a, row if a.ndim == 1 else row[..., :span, :], (target,) + (0,) * (a.ndim - 1))
 
   return jax.tree.map(one, cache)

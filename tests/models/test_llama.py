@@ -112,7 +112,7 @@ def test_chunks_of_a_prefill_are_one_prefill(qwen3):
     at += sizes
   for row, n in enumerate(LENGTHS):
     np.testing.assert_allclose(np.concatenate(seen[row]), once[row, :n], atol=2e-5)
-    np.testing.assert_allclose(cache.k[1][row, :n], filled.k[1][row, :n], atol=2e-5)
+    np.testing.assert_allclose(cache.k[1][row, :, :n], filled.k[1][row, :, :n], atol=2e-5)
   np.testing.assert_array_equal(cache.next_position, LENGTHS)
 
 
@@ -136,7 +136,7 @@ def test_an_inactive_row_is_left_as_it_was(qwen3):
   _, after = decode(params, cfg, jnp.array([3, 5], jnp.int32), cache, jnp.array([False, True]))
   assert all((np.asarray(a)[0] == b[0]).all() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(kept)))
   np.testing.assert_array_equal(after.length, [24, 18])
-  assert (np.asarray(after.k[0])[1, 17] != kept.k[0][1, 17]).any()
+  assert (np.asarray(after.k[0])[1, :, 17] != kept.k[0][1, :, 17]).any()
 
 
 def test_a_full_row_drops_what_is_more(qwen3):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_checkpoints
 
 from models import decoder, qwen2_5_vl, qwen3_vl, vision_language
 from models.config import ModelConfig
@@ -21,7 +22,6 @@ from rollout.sampler import Sampler
 from rollout.turn import make_record
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 FAMILIES = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}
 SCREEN = (120, 90)  # 4 x 3 tokens at a factor of 28 or 32
 
@@ -33,17 +33,8 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def folder(family, tmp_path_factory):
-  """A checkpoint folder without weights: the tiny config with the chat tokenizer's ids and a file with a short instruction."""
-  path = tmp_path_factory.mktemp(family)
-  shutil.copy(GOLDEN / "chat" / "tokenizer.json", path)
-  shutil.copy(GOLDEN / family / "preprocessor_config.json", path)
-  config = json.loads((GOLDEN / family / "config.json").read_text())
-  tokens = {t["content"]: t["id"] for t in json.loads((path / "tokenizer.json").read_text())["added_tokens"]}
-  config["image_token_id"] = tokens["<|image_pad|>"]
-  config["text_config"]["vocab_size"] = max(tokens.values()) + 1
-  (path / "config.json").write_text(json.dumps(config))
-  (path / "instruction.txt").write_text("Go: {goal}")
-  return path
+  """A checkpoint folder without weights, two layers deep, and a short instruction beside it."""
+  return pathlib.Path(tiny_checkpoints.folder(tmp_path_factory.mktemp("checkpoint") / family, family))
 
 
 def knobs(folder, **changed):
