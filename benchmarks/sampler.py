@@ -111,15 +111,16 @@ def compare(parties: dict, sessions: int, steps: int, append: int, write: int, v
   ids = {name: np.zeros((sessions, 0), np.int32) for name in parties}
   for h in range(steps):
     new, took = rng.integers(0, vocab, (sessions, append)).astype(np.int32), {}
+    cpu: dict[str, float] = {}
     for name, party in parties.items():
       ids[name] = np.concatenate([ids[name], new], axis=1)
-      began = time.perf_counter()
+      began, cpu_began = time.perf_counter(), time.process_time()
       written = party.step(ids[name], h)
-      took[name] = time.perf_counter() - began
+      took[name], cpu[name] = time.perf_counter() - began, time.process_time() - cpu_began
       seconds[name] += took[name] * (h > 0)
       assert written.shape == (sessions, write), f"{name} wrote {written.shape}, wanted {(sessions, write)}"
       ids[name] = np.concatenate([ids[name], written], axis=1)
-    print(f"step {h + 1} of {steps}: " + ", ".join(f"{name} {s:.2f} s" for name, s in took.items()), flush=True)
+    print(f"step {h + 1} of {steps}: " + ", ".join(f"{name} {s:.1f} s ({cpu[name]:.1f} CPU)" for name, s in took.items()), flush=True)
   return seconds
 
 

@@ -336,7 +336,7 @@ def test_a_session_that_outgrows_the_cache_is_told_before_anything_is_lost(text)
   assert [o.tokens.tolist() for o in again] == [o.tokens.tolist() for o in outs]
 
 
-@pytest.mark.parametrize("by", ["hand", "knob"])
+@pytest.mark.parametrize("policy, by", [("llama", "hand"), ("qwen2_5_vl", "knob")], indirect=["policy"])
 def test_nothing_compiles_after_the_warm_up(policy, params, by):
   s = sampler(policy, params, warm=by == "knob", temperature=0.9 if by == "knob" else 0.8, **OTHER)  # programs of its own
   if by == "hand":
