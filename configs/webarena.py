@@ -30,6 +30,8 @@ def get_config(arg=""):
   cfg.practice.updates = 32
   if mode.shop or mode.real:
     cfg.practice.update({"workers": True, "slots": 4, "groups": 6})
+    cfg.env.capped = True  # on few cores, frames that nobody looks at cost what the other browsers need
+    cfg.pool.update({"recycle": 500})  # a browser goes on well, and starting one takes seconds
     cfg.pool.deadlines.settle = 20.0
   if mode.shop:  # the tiny policy tells pages apart at half their size, and places of results, not names or prices
     cfg.env.update({"viewport": (320, 176), "scale": 0.5, "families": ("open",), "steps": 10})
