@@ -12,6 +12,8 @@ from core import mesh as mesh_lib
 from core.mesh import ROWS, constrain
 from models.config import ModelConfig
 
+FEW = 64  # rows up to which a product is a decode step's
+
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float = 1e-6) -> jax.Array:
   """Root-mean-square normalisation in float32, cast back to x's dtype before the weight."""
@@ -24,14 +26,23 @@ def linear(p: dict, x: jax.Array) -> jax.Array:
   """x [..., in] times weight [out, in] transposed, plus bias [out] where there is one, plus adapters where models/lora.py put them:
   lora_a [r, in] (already scaled) and lora_b [out, r]. The weight may be int8 with a scale [out] (models/int8.py)."""
   if "int8" in p:
-    y = jnp.einsum("...i,oi->...o", x, p["int8"].astype(x.dtype)) * p["scale"].astype(x.dtype)
+    y = _product(x, p["int8"].astype(x.dtype)) * p["scale"].astype(x.dtype)
   else:
-    y = jnp.einsum("...i,oi->...o", x, p["weight"])
+    y = _product(x, p["weight"])
   if "bias" in p:
     y = y + p["bias"]
   if "lora_a" in p:
     y = y + jnp.einsum("...r,or->...o", jnp.einsum("...i,ri->...r", x, p["lora_a"]), p["lora_b"]).astype(y.dtype)
   return y
+
+
+def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+  """x [..., in] times weight [out, in] transposed. A decode step's few rows, [B, D] or [B, 1, D], come second: on a CPU such a
+  product is bound by reading the weight, which is read as it lies then (docs/log.md)."""
+  few = 1 < x.shape[0] <= FEW and (x.ndim == 2 or x.ndim == 3 and x.shape[1] == 1)
+  if not few:
+    return jnp.einsum("...i,oi->...o", x, weight)
+  return jnp.moveaxis(jnp.einsum("oi,b...i->ob...", weight, x), 0, -1)
 
 
 def rope_frequencies(cfg: ModelConfig) -> np.ndarray:
