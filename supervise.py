@@ -5,7 +5,8 @@
 What stands after the -- goes to train.py. Tried again: killed by a signal (out of memory, too), ended by the watchdog, broken down.
 Not tried again: done; input that cannot be run (exit 2); broken down in the same update twice; `retries` deaths without a newer
 checkpoint or update in between, or 20 restarts within an hour. Pauses grow from 2 seconds to 5 minutes, with jitter, and fall
-back once a run gets further. Every death is one line on stderr and in WORKDIR/restarts.jsonl.
+back once a run gets further. Every death is one line on stderr and in WORKDIR/restarts.jsonl (of other hosts: in their folder of
+WORKDIR/hosts, since no two may write to one file over a network).
 
 SIGTERM or Ctrl-C is passed on; the trainer saves, and is killed if it has not ended `grace` seconds later. The exit code is the
 trainer's last (128 + the signal's number where one killed it). What you start is a guard; the supervisor is its child, the trainer
@@ -139,10 +140,14 @@ def say(text: str) -> None:
 class Supervisor:
   """`command` is started until it is done, or until there is no point. pause: seconds before the first restart.
 
-  lifeline: a descriptor that becomes readable when the guard is gone, which is a request to stop."""
+  lifeline: a descriptor that becomes readable when the guard is gone, which is a request to stop. own: the folder in `workdir` that only
+  this process of the run writes; None = the workdir itself."""
 
-  def __init__(self, command: list[str], workdir: pathlib.Path, lifeline: int, *, retries: int, grace: float, pause: float):
-    self.command, self.workdir, self.lifeline = command, workdir, lifeline
+  def __init__(
+    self, command: list[str], workdir: pathlib.Path, lifeline: int, *, retries: int, grace: float, pause: float,
+    own: pathlib.Path | None = None,
+  ):  # fmt: skip
+    self.command, self.workdir, self.lifeline, self.own = command, workdir, lifeline, own or workdir
     self.retries, self.grace, self.pause = retries, grace, pause
     self.stop = StopSignals()
     self.best = reached(workdir)
@@ -197,8 +202,8 @@ class Supervisor:
 
   def _stuck(self, began: float) -> bool:
     """Whether this session's watchdog needed its last line of defence."""
-    path = self.workdir / STUCK_FILE
-    return path.is_file() and path.stat().st_size > 0 and path.stat().st_mtime >= began - 1
+    written = lambda path: path.is_file() and path.stat().st_size > 0 and path.stat().st_mtime >= began - 1
+    return any(written(folder / STUCK_FILE) for folder in {self.own, self.workdir})
 
   def _over(self, code: int, stuck: bool) -> str:
     """Why there is no other try; empty = there is one, which is counted."""
@@ -234,16 +239,17 @@ class Supervisor:
     row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": pid, "start": start, "exit": code, "cause": why}
     row |= self.last[1]._asdict() | {"restart": not over, "why_not": over, "attempts_left": left, "pause": round(pause, 2)}
     try:
-      if not over:
-        self.workdir.mkdir(parents=True, exist_ok=True)
-      if self.workdir.is_dir():  # a refused run leaves no folder behind
-        with open(self.workdir / "restarts.jsonl", "a") as f:
+      if not over or self.workdir.is_dir():  # a refused run leaves no folder behind
+        self.own.mkdir(parents=True, exist_ok=True)
+        with open(self.own / "restarts.jsonl", "a") as f:
           f.write(json.dumps(row) + "\n")
     except OSError as error:  # a full disk may be why the trainer died, and need not stay full
       say(f"restarts.jsonl could not be written: {error}")
 
 
-def supervise(command: list[str], workdir: pathlib.Path, *, retries: int, grace: float, pause: float = 2.0) -> int:
+def supervise(
+  command: list[str], workdir: pathlib.Path, *, retries: int, grace: float, pause: float = 2.0, own: pathlib.Path | None = None
+) -> int:
   """The guard: runs a Supervisor in a process of its own, passes signals on, and ends all that is left when it is gone. Returns
   the exit code, in both processes: the caller has nothing left to do but to exit with it."""
   spared = frozenset(processes.family(os.getpid()))
@@ -253,7 +259,7 @@ def supervise(command: list[str], workdir: pathlib.Path, *, retries: int, grace:
   if pid == 0:
     os.close(held)
     os.setsid()
-    return Supervisor(command, workdir, lifeline, retries=retries, grace=grace, pause=pause).run()
+    return Supervisor(command, workdir, lifeline, retries=retries, grace=grace, pause=pause, own=own).run()
   os.close(lifeline)
   for s in (signal.SIGTERM, signal.SIGINT):
     signal.signal(s, lambda s, _: os.kill(pid, s))
@@ -267,9 +273,16 @@ def supervise(command: list[str], workdir: pathlib.Path, *, retries: int, grace:
   return exit_code(code)
 
 
-def workdir_of(args: list[str]) -> str:
-  """Absolute path of the run's folder; with --fresh one that does not exist. ConfigError as train.py has it."""
-  return config_lib.load_config(["train.py", *args])[1]["workdir"]
+def folders(args: list[str]) -> tuple[str, str]:
+  """Absolute paths of the run's folder (with --fresh one that does not exist) and of the one in it that this process alone writes, as far
+  as it can be known before the processes of a run have met: core.hosts.own. ConfigError as train.py has it."""
+  from core import hosts  # and jax, which the supervisor must never hold
+
+  cfg, flags = config_lib.load_config(["train.py", *args])
+  address, _, index = hosts.where(cfg.hosts)
+  if address == "auto":
+    return flags["workdir"], os.path.join(flags["workdir"], "hosts", os.uname().nodename)
+  return flags["workdir"], os.path.join(flags["workdir"], "hosts", str(index)) if index > 0 else flags["workdir"]
 
 
 def main(argv: list[str]) -> int:
@@ -293,10 +306,10 @@ def main(argv: list[str]) -> int:
     raise config_lib.ConfigError(f"{rest[0]} stands alone before the --; {form}")
   # in a process of its own: reading a config imports jax, which the supervisor must never hold
   with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as reader:
-    workdir = reader.submit(workdir_of, theirs).result()
+    workdir, mine = reader.submit(folders, theirs).result()
   # --fresh has chosen the folder: a restart must go on in it, not start beside it
   command = [sys.executable, str(ROOT / "train.py"), *theirs, f"--workdir={workdir}", "--nofresh"]
-  return supervise(command, pathlib.Path(workdir), retries=values.retries, grace=values.grace)
+  return supervise(command, pathlib.Path(workdir), retries=values.retries, grace=values.grace, own=pathlib.Path(mine))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import itertools
 import json
 import multiprocessing
@@ -39,6 +40,7 @@ from absl import flags as absl_flags
 from core import config as config_lib
 from core.config import ConfigError
 from core.find import ROOT, nearest
+from core.host import hold
 from core.screens import write_atomic
 from core.stop import EXIT_STOPPED, StopSignals
 from envs import processes
@@ -193,6 +195,9 @@ def prepare(argv: list[str]) -> tuple[dict[str, Any], list[Point]]:
   shown = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
   points = make_points(chosen, shown, flags["config_arg"], flags["overrides"])
   for point in points:
+    across = next((int(a.rpartition("=")[2]) for a in point.args if a.startswith("--config.mesh.data=")), flags["slices"])
+    if across % flags["slices"]:
+      raise ConfigError(f"point {point.id}: mesh.data is {across}, wanted a multiple of --slices={flags['slices']}, or left out")
     try:
       base.check(config_lib.load_config(["train.py", *point.args])[0])
     except ValueError as error:
@@ -284,17 +289,22 @@ class Local:
 
   def _record(self) -> None:
     children = {point: [popen.pid, start] for point, (popen, start, _) in self.running.items()}
-    record = {"owner": [os.getpid(), processes.start_time(os.getpid())], "children": children}
-    write_atomic(self.out / "children.json", json.dumps(record).encode())
+    write_atomic(self.out / "children.json", json.dumps({"children": children}).encode())
+
+
+def claim(out: pathlib.Path) -> io.TextIOWrapper:
+  """Makes the folder and locks it for this sweep, until the returned file is closed; ConfigError where another one is at work there."""
+  try:
+    return hold(out)
+  except ValueError as error:
+    raise ConfigError(f"{out} is in use by another sweep.py: wait for it, or give another --out") from error
 
 
 def clear(out: pathlib.Path, seconds: float = GRACE) -> None:
-  """Ends what a sweep that is gone left running in `out`; ConfigError where one is still at work there."""
+  """Ends what a sweep that is gone left running in `out`, which is claimed."""
   if not (out / "children.json").is_file():
     return
   record = json.loads((out / "children.json").read_text())
-  if processes.alive(*record["owner"]):
-    raise ConfigError(f"{out} is in use by another sweep.py (process {record['owner'][0]}): wait for it, or give another --out")
   left = [(pid, start) for pid, start in record["children"].values() if processes.alive(pid, start)]
   for pid, start in left:
     processes.send(pid, start, signal.SIGTERM)
@@ -370,6 +380,8 @@ def commands(kind: str, point: Point, flags: Mapping[str, Any]) -> Iterator[str]
   """Shell lines that run a point on a cluster; its folder is OUT/ID as the hosts see it."""
   workdir = f"{flags['out'].rstrip('/')}/{point.id}"
   hosts = ["--config.hosts.coordinator=auto"] if kind != "slurm" or flags["nodes"] > 1 else []  # they find each other by the cluster
+  if kind == "xpk" and flags["slices"] > 1 and not any(a.startswith("--config.mesh.data=") for a in point.args):
+    hosts.append(f"--config.mesh.data={flags['slices']}")  # parameters are gathered within a slice, over its own links
   run = shlex.join(supervised(point, workdir, flags["retries"], more=hosts))
   first = f"{flags['setup']} && " if flags["setup"] else ""
   label = re.sub("[^a-z0-9]+", "-", f"{flags['name']}-{'-'.join(flags['sweep'])}".lower()).strip("-")[:30] + "-" + point.digest
@@ -406,10 +418,10 @@ def main(argv: list[str]) -> int:
       for line in () if done(out / point.id) else commands(flags["emit"], point, flags):
         print(line)
     return 0
+  lock = claim(out)
   clear(out)
-  out.mkdir(parents=True, exist_ok=True)
   local = Local(out, flags["jobs"], flags["gpus"], lambda p, workdir: supervised(p, workdir, flags["retries"], sys.executable))
-  with StopSignals() as stop:
+  with lock, StopSignals() as stop:
     local.run(points, stop)
   rows = results(points, out, local.failed)
   write_atomic(out / "results.json", (json.dumps(rows, indent=2) + "\n").encode())

@@ -82,6 +82,7 @@ class Run:
     self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants)
     self.stop.together = not hosts.alone()
     self.dog = Watchdog(cfg.watchdog, self.workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
+    hosts.watched(self.dog.beat)
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)  # False: value pre-training comes first
     facts = {"phase": "copying", "done": 0, "version": 0, "ready": ready, "evals": {}}

@@ -10,8 +10,6 @@ import os
 import pathlib
 import sys
 
-import jax
-
 # glibc's mallopt parameters
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 
@@ -34,6 +32,8 @@ def keep_freed_memory() -> bool:
 def use_compile_cache(directory: str) -> None:
   """A second start takes its compiled programs from here. Empty = off."""
   if directory:
+    import jax  # here: whoever only holds a folder must not hold devices
+
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -15,16 +15,19 @@ import pathlib
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import ml_collections
-from jax._src import distributed  # the key-value store of the coordinator has no public name
+from jax._src import clusters, distributed  # what a cluster says, and the coordinator's key-value store, have no public names
 
 _STATUS = re.compile(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")  # how XLA's errors begin, whatever their type
 _PART = 1 << 20  # bytes of a value that the store takes at once
+_SLICE = 10.0  # seconds of waiting between two signs of life
 _rounds = itertools.count()
 _patience = 1800.0
+_beat: Callable[[str], None] = lambda what: None
 
 
 class Parted(Exception):
@@ -34,8 +37,8 @@ class Parted(Exception):
 def defaults() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
-      # address:port of the first process, which listens there and nowhere else; "auto": as TPU pods, Slurm, GKE or Open MPI say, on all
-      # interfaces; "": JAX_COORDINATOR_ADDRESS where it is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID, else this process is alone
+      # address:port of the first process, which listens there and nowhere else; "auto": the one that TPU pods, Slurm, GKE or Open MPI
+      # name; "": JAX_COORDINATOR_ADDRESS where it is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID, else this process is alone
       "coordinator": "",
       "count": 0,  # processes; read with an address
       "index": -1,  # of this process, the one knob in which hosts differ
@@ -80,9 +83,14 @@ def join(cfg: Any) -> None:
   if not address or count == 1:
     return
   jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which is core/stop.py's
-  known = {} if address == "auto" else {
-    "coordinator_address": address, "num_processes": count, "process_id": index, "coordinator_bind_address": address,
-    "cluster_detection_method": "deactivate",
+  devices = None
+  if address == "auto":
+    address, count, index, devices = found(cfg.join)
+    if count == 1:
+      return
+  known = {
+    "coordinator_address": address, "num_processes": count, "process_id": index, "local_device_ids": devices,
+    "coordinator_bind_address": address, "cluster_detection_method": "deactivate",
   }  # fmt: skip
   until = time.monotonic() + cfg.join
   while True:
@@ -93,12 +101,25 @@ def join(cfg: Any) -> None:
     except (RuntimeError, ValueError) as error:
       distributed.global_state.__init__()
       if isinstance(error, ValueError) and not _STATUS.match(str(error)):  # waiting would not change it
-        hint = "there is no cluster here that auto knows (TPU pods, Slurm, GKE, Open MPI): give address:port of the first process"
-        raise ValueError(f"hosts.coordinator is {address!r}: {error} {hint if address == 'auto' else ''}".strip()) from error
+        raise ValueError(f"hosts.coordinator is {cfg.coordinator or address!r}: {error}") from error
       if time.monotonic() > until - 1:
         raise Parted(f"the processes of this run did not come together within {cfg.join:g} s (hosts.join): {error}") from error
       print(f"not joined yet: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)
       time.sleep(1.0)
+
+
+def found(seconds: float) -> tuple[str, int, int, Any]:
+  """(coordinator, count, index, this process's devices or None) as the cluster says. jax's own way would listen on every interface."""
+  try:
+    address, count, index, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(seconds))
+  except (RuntimeError, OSError, KeyError) as error:
+    raise ValueError(f"hosts.coordinator is 'auto', and the cluster does not say where: {' '.join(str(error).split())[:200]}") from error
+  if None in (address, count, index):
+    raise ValueError(
+      "hosts.coordinator is 'auto', but there is no cluster here that auto knows (TPU pods, Slurm, GKE, Open MPI): give address:port of "
+      "the first process"
+    )
+  return address, count, index, devices
 
 
 def alone() -> bool:
@@ -159,14 +180,33 @@ def _exchanged(mine: bytes) -> list[bytes]:
   client.key_value_set_bytes(f"practice/{turn}/{index}", str(len(parts)).encode())
   for i, part in enumerate(parts):
     client.key_value_set_bytes(f"practice/{turn}/{index}/{i}", part)
-  wait = lambda key: client.blocking_key_value_get_bytes(key, int(1000 * _patience))
-  found = []
+  until, found = time.monotonic() + _patience, []
+  wait = lambda key: _awaited(client, key, until)
   for other in range(jax.process_count()):
     n = int(wait(f"practice/{turn}/{other}"))
     found.append(b"".join(wait(f"practice/{turn}/{other}/{i}") for i in range(n)) if other != index else mine)
   if index == 0 and turn > 1:  # all have spoken in this round, so none is behind the one before
     client.key_value_delete(f"practice/{turn - 2}/")
   return found
+
+
+def _awaited(client: Any, key: str, until: float) -> bytes:
+  """What another process says, with a sign of life meanwhile: this wait has a limit of its own (`patience`), and a process that hangs is
+  ended by its own watchdog, not by those of all others."""
+  while True:
+    left = until - time.monotonic()
+    try:
+      return client.blocking_key_value_get_bytes(key, max(1, int(1000 * min(_SLICE, left))))
+    except RuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error) or left <= _SLICE:
+        raise
+      _beat("waiting for other processes")
+
+
+def watched(beat: Callable[[str], None]) -> None:
+  """beat(what): called now and then while other processes are waited for (core/watchdog.py)."""
+  global _beat
+  _beat = beat
 
 
 def _heard() -> None:

@@ -15,6 +15,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -266,9 +267,19 @@ def local(params: Any, mesh: Mesh) -> Any:
   home = jax.local_devices()[0]
   if jax.process_count() == 1:
     return jax.tree.map(lambda x: jax.device_put(x, home), params)
-  gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
-  one = lambda x: jax.device_put(gather(x).addressable_data(0), home)
-  return jax.tree.map(lambda x: jnp.stack([one(x[i]) for i in range(x.shape[0])]) if x.ndim > 2 and x.nbytes > STACK else one(x), params)
+  one = lambda x: jax.device_put(x.addressable_data(0), home)
+  whole, layer = _copiers(mesh)
+  return jax.tree.map(
+    lambda x: jnp.stack([one(layer(x, i)) for i in range(x.shape[0])]) if x.ndim > 2 and x.nbytes > STACK else one(whole(x)), params
+  )
+
+
+@lru_cache(maxsize=4)
+def _copiers(mesh: Mesh) -> tuple[Any, Any]:
+  """Jitted once: a leaf, and one layer of a leaf, on every device."""
+  everywhere = NamedSharding(mesh, P())
+  pick = lambda x, i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+  return jax.jit(lambda x: x, out_shardings=everywhere), jax.jit(pick, out_shardings=everywhere)
 
 
 # ---- inside a step
@@ -283,6 +294,36 @@ def current() -> Any:
   """The mesh of the step that is being traced, or None: outside of `use`, on one device, or inside a shard_map."""
   mesh = jax.sharding.get_abstract_mesh()
   return mesh if mesh.axis_names == AXES and mesh.size > 1 and mesh.are_all_axes_auto else None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(x: jax.Array, whole: P, split: P) -> jax.Array:
+  del split
+  return jax.lax.with_sharding_constraint(x, whole)
+
+
+def _gather_back(whole: P, split: P, _, g: jax.Array) -> tuple[jax.Array]:
+  del whole
+  return (jax.lax.with_sharding_constraint(g, split),)
+
+
+_gather.defvjp(lambda x, whole, split: (_gather(x, whole, split), None), _gather_back)
+
+
+def gathered(params: Any, under: str) -> Any:
+  """Parameters where they are used: whole but for the axis tensor, as products that split heads, widths and words want them. Their
+  gradients are scattered at once: left to itself the compiler adds them up on every device and gathers where it likes, inside loops too.
+
+  params: a tree of leaves of one layer, or of several; under: its name in the whole tree, "model/layers"."""
+  mesh = current()
+  if mesh is None:
+    return params
+  out = []
+  for name, leaf in names(params):
+    split = spec(f"{under}/{name}", leaf.shape, mesh)
+    whole = P(*(axes if axes == "tensor" else None for axes in split))
+    out.append(leaf if whole == split else _gather(leaf, whole, split))
+  return jax.tree.unflatten(jax.tree.structure(params), out)
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:

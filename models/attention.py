@@ -108,11 +108,7 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block:
   shares, heads = (1, 1) if mesh is None else (mesh.shape["context"], mesh.shape["tensor"])
   if not visible.packed or length % (128 * shares):
     raise ValueError(f"splash attention wants packed rows of a multiple of {128 * shares} tokens, got {length}; use attention='chunked'")
-  size = next(b for b in (block, 256, 128) if length // shares % b == 0)
-  sizes = splash_kernel.BlockSizes(
-    block_q=size, block_kv=size, block_kv_compute=size, block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
-    block_q_dq=size, block_kv_dq=size,
-  )  # fmt: skip
+  sizes = _sizes(next(b for b in (block, 256, 128) if length // shares % b == 0))
   causal = splash_mask.CausalMask((length, length), shard_count=shares)
   causal.q_sequence = dealt(length, shares)
   mask = splash_mask.MultiHeadMask([causal] * q.shape[2])
@@ -130,6 +126,25 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block:
     run = jax.shard_map(run, in_specs=(spec, part, whole, whole, ids), out_specs=part, check_vma=False)
   major = lambda a: jnp.swapaxes(a, 1, 2)
   return major(run(kernel, major(q * q.shape[-1] ** -0.5), major(k), major(v), segments))
+
+
+def _sizes(block: int) -> splash_kernel.BlockSizes:
+  return splash_kernel.BlockSizes(
+    block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
+    block_q_dq=block, block_kv_dq=block,
+  )  # fmt: skip
+
+
+def splash_whole(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array, *, block: int = 512, interpret: bool = False) -> jax.Array:
+  """The same kernel where every place sees all valid ones: q, k, v [M, P, H, d], valid bool [M, P] -> [M, P, H, d]. For one device's
+  images, inside a shard_map where there is a mesh."""
+  length = q.shape[1]
+  q, k, v, segment = (_pad(a, block) for a in (q * q.shape[-1] ** -0.5, k, v, valid.astype(jnp.int32)))
+  mask = splash_mask.MultiHeadMask([splash_mask.FullMask((q.shape[1], q.shape[1]))] * q.shape[2])
+  kernel = splash_kernel.make_splash_mha(mask, block_sizes=_sizes(block), head_shards=1, q_seq_shards=1, interpret=interpret)
+  major = lambda a: jnp.swapaxes(a, 1, 2)
+  out = jax.vmap(kernel)(major(q), major(k), major(v), splash_kernel.SegmentIds(segment, segment))
+  return major(out)[:, :length]
 
 
 def _halves(shares: int) -> list[list[int]]:
@@ -164,18 +179,23 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, impleme
 BACKENDS = {"naive": naive, "chunked": chunked, "splash": splash, "cudnn": cudnn}
 
 
+def platform() -> str:
+  """What the step that is being traced will run on: a mesh may be of devices that are not here."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
 def choose(name: str, visible: Visible, dtype) -> str:
   """The backend that "auto" means here, and "splash" where rows are not packed: a kernel where the device has one that fits, else all at
   once or in blocks by size."""
   if name != "auto" and (name != "splash" or visible.packed):
     return name
   length, size, mesh = visible.query_order.shape[1], visible.key_order.shape[1], current()
-  platform = jax.default_backend() if mesh is None else mesh.abstract_device.platform  # a mesh may be of devices that are not here
-  if platform == "tpu" and visible.packed and length % (128 * (1 if mesh is None else mesh.shape["context"])) == 0:
+  if platform() == "tpu" and visible.packed and length % (128 * (1 if mesh is None else mesh.shape["context"])) == 0:
     return "splash"
   if length * size > DENSE:
     return "chunked"
-  return "cudnn" if platform == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
+  return "cudnn" if platform() == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
 
 
 def mix(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, attention="auto") -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from core.mesh import ROWS, constrain
+from core.mesh import ROWS, constrain, gathered
 from models.attention import Visible, mix, packed
 from models.config import ModelConfig
 from models.layers import features_at, head_logprobs, linear, rms_norm, rope_tables, rotate
@@ -113,7 +113,7 @@ class Vision(NamedTuple):
 
 def embed(params: dict, tokens: jax.Array, vision: Vision | None = None) -> jax.Array:
   """Word vectors [..., D] of token ids, image features in their places."""
-  x = constrain(params["model"]["embed_tokens"]["weight"], "tensor", None)[tokens]
+  x = gathered(params["model"]["embed_tokens"], "model/embed_tokens")["weight"][tokens]
   if vision is None:
     return x
   return jnp.where((vision.slot >= 0)[..., None], features_at(vision.embeds, vision.slot).astype(x.dtype), x)
@@ -174,7 +174,7 @@ def forward(
   deep = 0 if vision is None else vision.deepstack.shape[0]
 
   def body(x, scanned):
-    layer, i = scanned
+    layer, i = gathered(scanned[0], "model/layers"), scanned[1]
     x = checkpoint_name(x, "layer_input")
     q, k, v = _qkv(cfg, layer, x, turn)
     x = _finish(cfg, layer, x, checkpoint_name(mix(q, k, v, visible, attention), "mixed"))
@@ -189,8 +189,11 @@ def forward(
 
 def logits(params: dict, hidden: jax.Array) -> jax.Array:
   """f32 [..., V]; the head is the embedding where a checkpoint ties them."""
-  head = params["lm_head"] if "lm_head" in params else params["model"]["embed_tokens"]
-  return linear(head, hidden).astype(jnp.float32)
+  return linear(_head(params), hidden).astype(jnp.float32)
+
+
+def _head(params: dict) -> dict:
+  return params["lm_head"] if "lm_head" in params else params["model"]["embed_tokens"]
 
 
 def token_logprobs(
@@ -199,7 +202,8 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
   """(logp, entropy), f32 [B, T], at places where mask is True, in chunks: layers.head_logprobs."""
   del cfg
-  return head_logprobs(lambda h: logits(params, h), hidden, tokens, mask, most, chunk=chunk, temperature=temperature)
+  head = gathered(_head(params), "lm_head")  # once: a loop over chunks would gather it for each
+  return head_logprobs(lambda h: linear(head, h).astype(jnp.float32), hidden, tokens, mask, most, chunk=chunk, temperature=temperature)
 
 
 class Cache(NamedTuple):

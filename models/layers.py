@@ -122,14 +122,17 @@ def head_logprobs(
   """(logp, entropy), f32 [B, L], where mask is True, 0 elsewhere; entry t scores token t from hidden t-1.
 
   logits(h [..., D]) -> f32 [..., V]. temperature divides the logits, as it does in the sampler. most: static, the most True places
-  a row may have. The head runs at those places only, `chunk` tokens of the batch at a time under remat, so logits of more than
-  a chunk never exist; every chunk holds all rows, so a batch that is split over devices stays split.
+  a row may have. The head runs at those places only, `chunk` tokens at a time (on a mesh: of each device) under remat, so logits of more
+  than a chunk never exist; every chunk holds all rows, so a batch that is split over devices stays split.
   """
   rows, length = tokens.shape
-  place = jnp.argsort(~mask, axis=1, stable=True)[:, : min(most, length)]  # True places first, in order
+  many, places = jnp.cumsum(mask, axis=1), min(most, length)
+  nth = jax.vmap(lambda row: jnp.searchsorted(row, jnp.arange(1, places + 1)))(many)  # of the n-th True; length where there is none
+  place, taken = jnp.minimum(nth, length - 1), nth < length
   pick = lambda a: jnp.take_along_axis(a, place, axis=1)
   before = jnp.take_along_axis(hidden, jnp.maximum(place - 1, 0)[..., None], axis=1)
-  before = jnp.where(pick(mask)[..., None], before, 0)  # whatever stands at other places reaches neither value nor gradient
+  # whatever stands at other places reaches neither value nor gradient
+  before = constrain(jnp.where(taken[..., None], before, 0), ROWS, None, None)
 
   def head(args):
     h, t = constrain(args[0], ROWS, "context", None), constrain(args[1], ROWS, "context")
@@ -137,7 +140,9 @@ def head_logprobs(
     logp = chosen(all_logp, t)
     return jnp.minimum(logp, 0.0), -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
 
-  step, places = max(1, chunk // rows), place.shape[1]
+  mesh = mesh_lib.current()
+  apart = 1 if mesh is None else mesh_lib.blocks(mesh) * mesh.shape["context"]
+  step = max(1, chunk * apart // rows)
   if places <= step:
     found = head((before, pick(tokens)))
   else:
@@ -145,5 +150,5 @@ def head_logprobs(
     split = lambda a: jnp.moveaxis(jnp.pad(a, ((0, 0), (0, pad), *((0, 0),) * (a.ndim - 2))).reshape(rows, -1, step, *a.shape[2:]), 1, 0)
     found = jax.lax.map(jax.checkpoint(head), (split(before), split(pick(tokens))))
     found = tuple(jnp.moveaxis(a, 0, 1).reshape(rows, -1)[:, :places] for a in found)
-  spread = lambda a: jnp.zeros((rows, length), jnp.float32).at[jnp.arange(rows)[:, None], place].set(jnp.where(pick(mask), a, 0.0))
+  spread = lambda a: jnp.zeros((rows, length), jnp.float32).at[jnp.arange(rows)[:, None], nth].set(a, mode="drop")
   return spread(found[0]), spread(found[1])

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
-from core.mesh import EVERY, constrain
-from models.attention import Visible, choose, chunked, mix
+from core.mesh import EVERY, constrain, current, gathered
+from models.attention import DENSE, Visible, choose, chunked, mix, platform, splash_whole
 from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
 from models.layers import attend, linear, rotate
@@ -225,6 +226,8 @@ def attend_whole(q: jax.Array, k: jax.Array, v: jax.Array, plan: VisionPlan, att
   """Every patch sees all patches of its image. q, k, v [M, P, H, d] -> [M, P, H, d]."""
   order, segment = jnp.zeros(plan.valid.shape, jnp.int32), plan.valid.astype(jnp.int32)
   visible = Visible(order, order, segment, segment)
+  if attention == "auto" and platform() == "tpu" and q.shape[1] ** 2 > DENSE:
+    return splash_whole(q, k, v, plan.valid)
   if attention == "auto" and choose(attention, visible, q.dtype) == "chunked":
     attention = partial(chunked, query_block=QUERY_BLOCK)
   return mix(q, k, v, visible, attention)
@@ -260,6 +263,15 @@ def cut_windows(q: jax.Array, k: jax.Array, v: jax.Array, grid: tuple[int, int],
   return whole[:, :rows, :columns].reshape(q.shape)
 
 
+def each_image(attend: Callable, plan: VisionPlan, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """attend(q, k, v, plan), on a mesh every device for its own images: blocks, windows and kernels are nothing that a compiler should
+  have to split."""
+  mesh = current()
+  if mesh is None or q.shape[0] % mesh.size:
+    return attend(q, k, v, plan)
+  return jax.shard_map(attend, in_specs=P(EVERY), out_specs=P(EVERY), check_vma=False)(q, k, v, plan)
+
+
 def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, block: Callable, layers: range, run: Run) -> jax.Array:
   """x [M, P, d] through blocks `layers` of the stacked parameters, by one scan.
 
@@ -267,8 +279,8 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
   """
   turn = rope_tables(plan.place, cfg)
   heads = lambda a: a.reshape(*a.shape[:2], cfg.heads, cfg.head_dim)
-  windows = partial(cut_windows, grid=run.grid, cfg=cfg) if run.grid else partial(attend_windows, plan=plan)
-  kinds = [windows, partial(attend_whole, plan=plan, attention=run.attention)]
+  windows = (lambda q, k, v, plan: cut_windows(q, k, v, run.grid, cfg)) if run.grid else attend_windows
+  kinds = [partial(each_image, f, plan) for f in (windows, partial(attend_whole, attention=run.attention))]
   whole = [i in cfg.full for i in layers]
 
   def blend(is_whole, qkv):
@@ -278,7 +290,7 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
     return checkpoint_name(out.reshape(x.shape), "mixed")
 
   def body(x, layer):
-    p, is_whole = layer
+    p, is_whole = gathered(layer[0], "visual/blocks"), layer[1]
     x = checkpoint_name(x, "layer_input")
     return constrain(block(p, x, partial(blend, is_whole)), EVERY, None, None), None
 

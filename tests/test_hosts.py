@@ -1,7 +1,6 @@
 """train.py in two processes on one machine: one run, killed and brought back by its supervisors; hosts that were started unalike."""
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -85,7 +84,7 @@ def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(tm
   finally:
     codes = finish(guards, tmp_path)
   assert codes == [0, 0], (tmp_path / "killed-0.log").read_text()[-2000:]
-  deaths = [json.loads(line) for line in (workdir / "restarts.jsonl").read_text().splitlines()]
+  deaths = [row for part in ("", "hosts/1") for row in read_jsonl(workdir / part / "restarts.jsonl")]
   assert len(deaths) >= 2 and -9 in [d["exit"] for d in deaths] and all(d["restart"] for d in deaths)
   assert_same_run(tmp_path / "straight", workdir)
   mine, theirs = (read_jsonl(tmp_path / "straight" / part / "metrics.jsonl") for part in ("", "hosts/1"))
@@ -121,15 +120,46 @@ def test_what_says_no_place_is_one_line(knobs, words):
     hosts.check(cfg)
 
 
-def test_auto_where_there_is_no_cluster_is_told_at_once(monkeypatch):
-  def initialize(**how):
-    raise ValueError("coordinator_address should be defined.")
-
-  monkeypatch.setattr(hosts.jax.distributed, "initialize", initialize)
+def on_auto(monkeypatch, said):
+  """What jax.distributed was started with, where a cluster says so much."""
+  started = []
+  monkeypatch.setattr(hosts.clusters.ClusterEnv, "auto_detect_unset_distributed_params", lambda *_: said)
+  monkeypatch.setattr(hosts.jax.distributed, "initialize", lambda **how: started.append(how))
   cfg = hosts.defaults()
   cfg.update({"coordinator": "auto", "join": 0.0})
-  with pytest.raises(ValueError, match="hosts.coordinator is 'auto': .* there is no cluster here that auto knows"):
-    hosts.join(cfg)
+  hosts.join(cfg)
+  return started
+
+
+def test_auto_where_there_is_no_cluster_is_told_at_once(monkeypatch):
+  with pytest.raises(ValueError, match="hosts.coordinator is 'auto', but there is no cluster here that auto knows"):
+    on_auto(monkeypatch, (None, None, None, None))
+
+
+def test_auto_listens_where_the_cluster_says_and_nowhere_else(monkeypatch):
+  """jax's own way binds [::], every interface of the first host."""
+  (how,) = on_auto(monkeypatch, ("10.128.0.2:8476", 4, 1, None))
+  assert how["coordinator_address"] == how["coordinator_bind_address"] == "10.128.0.2:8476"
+  assert (how["num_processes"], how["process_id"]) == (4, 1)
+  assert on_auto(monkeypatch, ("10.128.0.2:8476", 1, 0, None)) == []  # alone: nobody needs to find it
+
+
+def test_waiting_for_another_process_is_a_sign_of_life_until_patience_ends(monkeypatch):
+  class Store:
+    asked = 0
+
+    def blocking_key_value_get_bytes(self, key, milliseconds):
+      self.asked += 1
+      if self.asked < 4:
+        raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+      return key.encode()
+
+  beats = []
+  monkeypatch.setattr(hosts, "_beat", beats.append)
+  assert hosts._awaited(Store(), "a", time.monotonic() + 100) == b"a" and len(beats) == 3
+  with pytest.raises(RuntimeError, match="DEADLINE_EXCEEDED"):  # the last slice is the last
+    hosts._awaited(Store(), "a", time.monotonic() + 5)
+  assert len(beats) == 3
 
 
 def test_alone_a_process_says_it_all():

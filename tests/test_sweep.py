@@ -187,7 +187,7 @@ sys.path.insert(0, sys.argv[1])
 import sweep
 from core.stop import StopSignals
 from tests.test_sweep import local, points
-with StopSignals() as stop:
+with sweep.claim(pathlib.Path(sys.argv[2]) / "out"), StopSignals() as stop:
   local(pathlib.Path(sys.argv[2]), jobs=2, seconds=60).run(points(*"abc"), stop)
 sys.exit(75 if stop.asked else 0)
 """
@@ -211,9 +211,10 @@ def test_a_signal_asks_every_run_to_save_and_waits_for_it(under_way):
   children = json.loads((out / "children.json").read_text())["children"]
   assert sorted(children) == ["a-00000000", "b-00000000"] and all(processes.alive(*c) for c in children.values())
   with pytest.raises(ConfigError, match="in use by another sweep"):
-    sweep.clear(out)
+    sweep.claim(out)
   popen.terminate()
   assert popen.wait(20) == EXIT_STOPPED
+  sweep.claim(out).close()  # and its folder is free
   assert len(list(out.glob("*/asked"))) == 2 and not any(processes.alive(*c) for c in children.values())
   assert not list(out.glob("c-*"))
 
@@ -233,10 +234,7 @@ def test_what_a_dead_sweep_left_is_ended_before_the_next_begins(tmp_path):
   deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
   left = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
   left.stdout.readline()
-  gone = subprocess.Popen([sys.executable, "-c", ""])
-  owner = [gone.pid, processes.start_time(gone.pid)]
-  gone.wait(10)
-  record = {"owner": owner, "children": {"a": [left.pid, processes.start_time(left.pid)]}}
+  record = {"children": {"a": [left.pid, processes.start_time(left.pid)]}}
   (tmp_path / "children.json").write_text(json.dumps(record))
   sweep.clear(tmp_path, seconds=0.3)
   assert left.wait(5) == -signal.SIGKILL
@@ -278,12 +276,21 @@ def test_a_printed_command_says_the_same_to_a_shell_inside_a_shell(kind, flag):
     inner = shlex.split(inner[3])
   assert inner[:3] == ["cd", "/mnt/my practice", "&&"]
   wanted = ["python", "supervise.py", "--retries=3", "--", "--config=configs/osworld.py:smoke"]
-  wanted += ["--config.env.popup_kinds=('a b', \"it's\")", "--config.hosts.coordinator=auto", f"--workdir=/mnt/runs/x/{point.id}"]
-  assert inner[3:] == wanted
+  wanted += ["--config.env.popup_kinds=('a b', \"it's\")", "--config.hosts.coordinator=auto"]
+  wanted += ["--config.mesh.data=2"] if kind == "xpk" else []  # a copy of the learner in each of two slices
+  assert inner[3:] == [*wanted, f"--workdir=/mnt/runs/x/{point.id}"]
   if kind == "xpk":
     name = option(lines[0], "workload")
     assert name == f"osworld-lr-{point.digest}" and len(name) < 40  # Kubernetes' names
     assert (option(lines[0], "tpu-type"), option(lines[0], "num-slices")) == ("v5p-32", "2")
+
+
+def test_slices_and_a_given_mesh_must_agree(config):
+  flags = ("--sweep=lr", "--emit=xpk", "--cluster=c", "--accelerator=v5p-32", "--image=i", "--out=/x", "--slices=2")
+  with pytest.raises(ConfigError, match="mesh.data is 3, wanted a multiple of --slices=2"):
+    sweep.prepare(config(GRID, *flags, "--config.mesh.data=3"))
+  told, points = sweep.prepare(config(GRID, *flags, "--config.mesh.data=4"))
+  assert next(sweep.commands("xpk", points[0], told)).count("mesh.data") == 1
 
 
 def test_the_command_ends_with_one_line_where_it_is_refused(config):

@@ -43,6 +43,7 @@ def define(values: absl_flags.FlagValues) -> None:
   absl_flags.DEFINE_string("screen", "1920x1080", "Pixels of a screenshot.", flag_values=values)
   absl_flags.DEFINE_integer("actions", 8192, "Action tokens a row.", lower_bound=1, flag_values=values)
   absl_flags.DEFINE_bool("analytic", False, "By arithmetic, without the compiler.", flag_values=values)
+  absl_flags.DEFINE_string("hlo", "", "A folder that gets the text of every compiled program.", flag_values=values)
   absl_flags.DEFINE_bool("table", False, "As a Markdown table.", flag_values=values)
 
 
@@ -148,7 +149,7 @@ def main(argv: list[str]) -> int:
     if not flags["analytic"]:
       from tools.planning import compiled  # needs libtpu, which says a lot when it is loaded
 
-      plans = [compiled.train(plan, shape, rows, how, cfg, state) for plan in plans]
+      plans = [compiled.train(plan, shape, rows, how, cfg, state, flags["hlo"]) for plan in plans]
     for plan in () if flags["table"] else plans:
       print(show.text(plan, what))
       print(decoding(shape, how, plan, rows.tokens, cfg.sampler.sessions.int8), flush=True)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import pathlib
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from core import learner
 from core import mesh as mesh_lib
 from core.find import find
+from core.screens import write_atomic
 from core.state import Batch
 from models import decoder, vision_language
 from models.images import image_grid
@@ -77,8 +79,8 @@ def batch(shape: Shape, work: Work, mesh: Any, needs: frozenset) -> Batch:
   return jax.tree.map(give, out, mesh_lib.batch_shardings(out, mesh))
 
 
-def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any) -> Plan:
-  """The analytic plan with memory and collectives as the compiler has them."""
+def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any, hlo_folder: str = "") -> Plan:
+  """The analytic plan with memory and collectives as the compiler has them. hlo_folder: where the program's text goes, "" = nowhere."""
   mesh = mesh_lib.make(plan.mesh, devices(plan.topology))
   agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
   phase = next(p for p in agent.phases if p.params_key == "policy")
@@ -92,6 +94,10 @@ def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any) 
     said = next((row for row in str(error).splitlines() if "hbm" in row.lower()), str(error).splitlines()[0])
     return dataclasses.replace(plan, notes=[f"the compiler refuses it: {said.strip()[:300]}", *plan.notes], source="refused")
   seconds = time.monotonic() - began
+  if hlo_folder:
+    path = pathlib.Path(hlo_folder) / f"train-{plan.topology.name.replace(':', '-')}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, program.as_text().encode())
   return read(plan, program, shape, how, work, state, seconds)
 
 
