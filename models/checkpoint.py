@@ -24,7 +24,7 @@ from models.config import ModelConfig
 VISION = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}  # the text families are models/llama.py's
 DTYPES = ("float32", "bfloat16")
 # Knobs that a text model has no use for, as they stand where nobody touched them.
-OF_IMAGES = {"min_pixels": 0, "max_pixels": 0, "freeze_tower": False, "features_kept": 256}
+OF_IMAGES = {"min_pixels": 0, "max_pixels": 0, "freeze_tower": False, "features_kept": 256, "remat_tower": ""}
 
 
 def defaults() -> ml_collections.ConfigDict:

@@ -65,6 +65,7 @@ def defaults() -> ml_collections.ConfigDict:
       "freeze_tower": False,  # no gradient into the vision tower; its features are made once a screenshot
       "features_kept": 256,  # of screenshots, on the learner's host, where the tower is frozen; 0 = it runs in every step
       "remat": "full",  # what a training step keeps of each layer: see models/decoder.py
+      "remat_tower": "",  # the same of the tower's blocks; "" = as remat
       "attention": "auto",  # see models/attention.py
       "dtype": "bfloat16",  # of the parameters
     }
@@ -114,6 +115,7 @@ class Setup:
   run: Run
   freeze: bool
   dtype: jnp.dtype
+  remat: str
 
   @property
   def tokens_per_image(self) -> int:
@@ -159,8 +161,9 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
 
 def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str, screen_size: tuple[int, int]) -> Setup:
   """Checks the knobs against the checkpoint and the screen; ValueError of one line where they do not fit together."""
-  if cfg.remat not in decoder.REMAT:
-    raise ValueError(f"policy remat is {cfg.remat!r}; there are {', '.join(decoder.REMAT)}")
+  for name in ("remat", "remat_tower"):
+    if cfg[name] not in decoder.REMAT and (cfg[name] or name == "remat"):
+      raise ValueError(f"policy {name} is {cfg[name]!r}; there are {', '.join(decoder.REMAT)}")
   model = read_config(folder, tower, cfg.min_pixels, cfg.max_pixels)
   shown = resized(screen_size, model.images)
   chat = make_chat(cfg, folder, tower.template, model.text, grammar, tower.space, screen_size, shown)
@@ -171,7 +174,7 @@ def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: st
   plan = vision_plan([grid], model.vision, bucket_for([grid], model.vision))
   s = Setup(
     model, chat, tuple(screen_size), plan, (grid[0] // model.images.merge, grid[1] // model.images.merge),
-    Run(cfg.attention, cfg.remat, grid), cfg.freeze_tower, jnp.dtype(cfg.dtype),
+    Run(cfg.attention, cfg.remat_tower or cfg.remat, grid), cfg.freeze_tower, jnp.dtype(cfg.dtype), cfg.remat,
   )  # fmt: skip
   chat.prompt("", [Turn(s.size, "", None)])  # refuses a budget that no prompt fits into
   return s
@@ -233,8 +236,7 @@ def keeping(s: Setup, policy: Policy, visual: Callable, most: int) -> Policy:
 def forward(s: Setup, params: dict, tokens, positions, segment_ids, features: dict, image_slot) -> jax.Array:
   """Hidden states [B, L, D] of packed rows."""
   vision = Vision(**features, slot=image_slot)
-  run = s.run
-  return decoder.forward(params, s.cfg.text, tokens, positions, segment_ids, vision, remat=run.remat, attention=run.attention)
+  return decoder.forward(params, s.cfg.text, tokens, positions, segment_ids, vision, remat=s.remat, attention=s.run.attention)
 
 
 def prefill(s: Setup, params: dict, tokens, positions, valid, features: dict, image_slot, cache) -> tuple:

@@ -5,7 +5,7 @@
 
 The real train step is compiled by the TPU's compiler on this machine's CPU (requirements-tpu.txt; a minute or more each), and its memory
 and collectives are read from the result; FLOPs are counted from the model's sizes, since a compiler counts the body of a scan once.
---analytic does it all by arithmetic, in a second. What --config names says how: policy.dtype, remat, freeze_tower, attention, mesh.*,
+--analytic does it all by arithmetic, in a second. What --config names says how: policy.dtype, remat, remat_tower, freeze_tower, mesh.*,
 agent. The model is policy.checkpoint's, or --model (a name of tools/planning/shapes.py or a checkpoint folder). Where no --config.mesh.*
 is given, the smallest mesh.context that fits by arithmetic is taken, and said.
 """
@@ -29,7 +29,7 @@ from core.config import ConfigError
 from core.optimiser import make_optimiser
 from core.state import TrainState
 from models import decoder
-from tools.planning import analytic, chips, shapes, show
+from tools.planning import analytic, chips, decoding, shapes, show
 from tools.planning.analytic import How, Plan, Work
 
 DEFAULT_MODEL = "qwen2.5-vl-7b"
@@ -105,7 +105,7 @@ def how_of(cfg: Any) -> How:
     raise ConfigError("policy.lora.rank is above 0: only steps in which all parameters learn are planned, set it to 0")
   knobs = ml_collections.ConfigDict(cfg.policy.to_dict() | {"checkpoint": cfg.policy.checkpoint or DEFAULT_MODEL})  # as if it were here
   optimiser = make_optimiser(cfg.practice, cfg.practice.clip_norm, None, cfg.policy.lr, **policies.stepped(knobs))[0]
-  return How(cfg.policy.dtype, cfg.policy.remat, cfg.policy.freeze_tower, optimiser, cfg.mesh.offload)
+  return How(cfg.policy.dtype, cfg.policy.remat, cfg.policy.freeze_tower, optimiser, cfg.mesh.offload, cfg.policy.remat_tower)
 
 
 def described(flags: Mapping[str, Any], shape: shapes.Shape, rows: Work) -> str:
@@ -113,19 +113,6 @@ def described(flags: Mapping[str, Any], shape: shapes.Shape, rows: Work) -> str:
     return f"{rows.tokens:,} tokens"
   each = analytic.patches(shape, rows) // shape.vl.vision.group
   return f"{rows.tokens:,} tokens with {rows.images} screenshots of {flags['screen']} ({each:,} tokens each)"
-
-
-def decoding(shape: shapes.Shape, how: How, plan: Plan, filled: int, int8: bool) -> str:
-  """One line on the sampler, which has one device of each host, beside the learner's part there."""
-  chip, each = plan.topology.chip, analytic.decode(shape, how, plan.topology, 1, filled, int8)
-  room = int(((1 - analytic.SPARE) * chip.hbm - plan.total - each["weights"]) // each["cache"])
-  what = f"  decode on one device of a host, beside the learner: weights {each['weights'] / chips.GIB:.1f} GiB{' (int8)' if int8 else ''}, "
-  what += f"{each['cache'] / chips.GIB:.2f} GiB a session of {filled:,} tokens: "
-  if room < 1:
-    return what + "no room for one; " + ("" if int8 else "--config.sampler.sessions.int8=True halves the weights; ") + "or servers sample"
-  d = analytic.decode(shape, how, plan.topology, room, filled, int8)
-  each_token = f"{1e3 * d['seconds']:.1f} ms a token of each (HBM-bound)"
-  return what + f"room for {room}, then {each_token}, {room / d['seconds']:,.0f} tokens a second a host [analytic]"
 
 
 def main(argv: list[str]) -> int:
@@ -150,9 +137,13 @@ def main(argv: list[str]) -> int:
       from tools.planning import compiled  # needs libtpu, which says a lot when it is loaded
 
       plans = [compiled.train(plan, shape, rows, how, cfg, state, flags["hlo"]) for plan in plans]
+    samplers = cfg.sampler.sessions
     for plan in () if flags["table"] else plans:
       print(show.text(plan, what))
-      print(decoding(shape, how, plan, rows.tokens, cfg.sampler.sessions.int8), flush=True)
+      sampler = decoding.estimate(shape, how, plan, rows.tokens, samplers.int8)
+      if not flags["analytic"]:
+        sampler = decoding.compile_for(sampler, shape, how, compiled.devices(plan.topology)[0], samplers.steps)
+      print(decoding.text(sampler, plan), flush=True)
     if flags["table"]:
       print(f"{what}\n\n{show.table(plans)}")
   except ValueError as error:

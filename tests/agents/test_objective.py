@@ -461,7 +461,7 @@ def main() -> None:
   jax.config.update("jax_disable_most_optimizations", True)
   policy, gaps = make_tiny(**SMALL), {}
   (batch,) = dealt(policy, forty_records(policy, screen), 1)
-  for name, meshes in (("grpo", (1, 2, 4, 8)), ("gspo", (1, 8)), ("value", (1, 8))):  # every one compiles anew
+  for name, meshes in (("grpo", (1, 2, 8)), ("gspo", (1, 8))):  # every one compiles anew; the critic's: tests/core/test_learner_mesh.py
     params, step = stepper(policy, name)
     whole = None
     for devices in meshes:
@@ -478,14 +478,14 @@ def main() -> None:
 
 @pytest.mark.slow
 def test_forced_devices_leave_the_step_as_it_is():
-  """Rows spread over 1, 2, 4 and 8 forced CPU devices; a fresh process, for which this file is also the script."""
+  """Rows spread over 1, 2 and 8 forced CPU devices; a fresh process, for which this file is also the script."""
   tests = Path(__file__).resolve().parents[1]
   env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu",
                       "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}  # fmt: skip
   done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=240, check=False)
   assert done.returncode == 0, done.stderr[-3000:]
   gaps = json.loads(done.stdout.splitlines()[-1])
-  assert len(gaps) == 8 and all(gap <= 1e-6 for gap in gaps.values()), gaps
+  assert len(gaps) == 5 and all(gap <= 1e-6 for gap in gaps.values()), gaps
 
 
 if __name__ == "__main__":

@@ -43,21 +43,20 @@ def finish(*processes):
 
 
 def test_saved_on_four_devices_read_on_one_and_on_two(tmp_path):
-  finish(python(SAVE + "Checkpointer(sys.argv[1]).save(1, tree)", 4, tmp_path))
+  code = (
+    SAVE
+    + """
+Checkpointer(sys.argv[1]).save(1, tree)
+mesh = jax.sharding.Mesh(np.array(jax.devices()[2:]), ("x",))
+target = {"w": put(jnp.zeros((8, 4)), "x"), "b": put(jnp.zeros(3))}
+back, _, _ = Checkpointer(sys.argv[1]).restore(target)
+assert back["w"].sharding == target["w"].sharding and len(back["w"].addressable_shards) == 2
+assert (np.asarray(back["w"]) == np.arange(32).reshape(8, 4)).all() and (np.asarray(back["b"]) == 1).all()
+"""
+  )
+  finish(python(code, 4, tmp_path))
   back, _, _ = Checkpointer(tmp_path).restore({"w": jnp.zeros((8, 4)), "b": jnp.zeros(3)})
   np.testing.assert_array_equal(back["w"], np.arange(32.0).reshape(8, 4))
-  finish(
-    python(
-      SAVE
-      + """
-back, _, _ = Checkpointer(sys.argv[1]).restore(tree)
-assert back["w"].sharding == tree["w"].sharding and len(back["w"].addressable_shards) == 2
-assert (np.asarray(back["w"]) == np.arange(32).reshape(8, 4)).all() and (np.asarray(back["b"]) == 1).all()
-""",
-      2,
-      tmp_path,
-    )
-  )
 
 
 def test_two_processes_save_one_step_and_each_gets_its_own_host_state_back(tmp_path):

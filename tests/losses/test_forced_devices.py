@@ -1,4 +1,4 @@
-"""Gradients of every objective on 1, 2, 4 and 8 devices and in 1, 2 and 5 micro-batches of 40 rows are one gradient.
+"""Gradients of every objective on 1, 2 and 8 devices and in 1 and 5 micro-batches of 40 rows are one gradient.
 
 Forced CPU devices need a fresh process: this file is also the script that the processes run. Float32 must agree to 1e-6 of a
 leaf's largest gradient, float64 (jax_enable_x64) to 1e-12.
@@ -15,8 +15,8 @@ import pytest
 
 ROWS, FEATURES, ACTIONS = 40, 5, 4
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-MICRO_BATCHES = {"float32": (2, 5), "float64": (5,)}  # every case compiles anew: the second dtype runs the widest only
-DEVICES = {"float32": (2, 4, 8), "float64": (8,)}
+MICRO_BATCHES = {"float32": (5,), "float64": (5,)}  # every case compiles anew: the second dtype runs the widest only
+DEVICES = {"float32": (2, 8), "float64": (8,)}
 
 
 def data(dtype):

@@ -155,6 +155,23 @@ def test_window_forgets_screenshots(family, folder):
   )
 
 
+def test_the_tower_keeps_what_its_own_policy_says(family, folder):
+  """jax.checkpoint stands in the program of the tower, of the decoder, or of both."""
+
+  def kept(**remat):
+    p = FAMILIES[family].make(knobs(folder, **remat), str(folder), "desktop", SCREEN)
+    params = jax.eval_shape(p.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((1, *p.image(screen(0)).shape), np.uint8)
+    row = jax.ShapeDtypeStruct((1, 96), np.int32)
+    features = jax.eval_shape(p.encode_images, params, images)
+    tower = jax.make_jaxpr(p.encode_images)(params, images)
+    decoder = jax.make_jaxpr(p.forward)(params, row, jax.ShapeDtypeStruct((3, 1, 96), np.int32), row, features, row)
+    return tuple("policy=" in str(program) for program in (tower, decoder))
+
+  assert kept(remat="none", remat_tower="full") == (True, False) and kept(remat="full", remat_tower="none") == (False, True)
+  assert kept(remat="full") == (True, True) and kept(remat="none") == (False, False)
+
+
 def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path):
   make = lambda folder=folder, screen=SCREEN, **changed: FAMILIES[family].make(knobs(folder, **changed), str(folder), "desktop", screen)
   with pytest.raises(ValueError, match="mode is 'all', wanted one of append, window"):
@@ -163,6 +180,8 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     make(screens=0)
   with pytest.raises(ValueError, match="remat is 'some'; there are none, dots"):
     make(remat="some")
+  with pytest.raises(ValueError, match="remat_tower is 'some'; there are none, dots"):
+    make(remat_tower="some")
   with pytest.raises(ValueError, match="does not fit into 20: raise the prompt's budget"):
     make(max_prompt=20)
   with pytest.raises(ValueError, match=r"uint8 \(90, 121, 3\), the policy was made for uint8 \(90, 120, 3\)"):

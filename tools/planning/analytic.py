@@ -25,6 +25,8 @@ from tools.planning.chips import GIB, Topology
 from tools.planning.shapes import Shape
 
 SPARE = 0.05  # of HBM, that a plan wants free
+HELD = {"none": 16.0, "dots": 10.0, "attention": 2.0, "full": 1.0, "offload": 0.0}  # layer inputs' worth that a remat policy keeps
+AGAIN = {"none": 0, "dots": 0}  # forward passes more; 1 of the other policies
 QUERY_BLOCK = 512  # of the attention kernel: how often it reads all keys
 
 
@@ -39,13 +41,18 @@ class Work(NamedTuple):
 
 class How(NamedTuple):
   """What of a config bears on a step. dtype: of the parameters; remat: of layers; frozen: the tower is not trained; offload: the
-  optimiser's state lies in the host's memory."""
+  optimiser's state lies in the host's memory; remat_tower: of the tower's blocks, "" = as layers."""
 
   dtype: str
   remat: str
   frozen: bool
   optimiser: Any
   offload: bool = False
+  remat_tower: str = ""
+
+  @property
+  def tower(self) -> str:
+    return self.remat_tower or self.remat
 
 
 @dataclasses.dataclass
@@ -134,13 +141,13 @@ def step_flops(shape: Shape, work: Work, how: How, mesh: Mapping[str, int]) -> t
   """(model FLOPs of a row, what its busiest device computes times the devices of the row): forward 1, backward 2, recomputed layers 1
   more; the attention kernel computes scores twice in its backward pass (7 products for 4)."""
   f = forward_flops(shape, work)
-  again = {"none": 0, "dots": 0, "attention": 1}.get(how.remat, 1)
+  again = AGAIN.get(how.remat, 1)
   model = 3 * (f["linear"] + f["attention"] + f["head"]) + (1 if how.frozen else 3) * f["tower"]
   c = mesh["context"]
   busiest = 1.0 if c % 2 == 0 else (2 * c - 1) / c  # an even number of devices deals early and late queries to each
   mixing = f["attention"] * (1 + (how.remat not in ("none", "attention")) + 3.5) * busiest
   images = held_images(work, mesh) / work.images if work.images else 1.0
-  tower = f["tower"] * (1 if how.frozen else 3 + again) * images
+  tower = f["tower"] * (1 if how.frozen else 3 + AGAIN.get(how.tower, 1)) * images
   return model, (3 + again) * f["linear"] + mixing + 4 * f["head"] + tower
 
 
@@ -161,13 +168,12 @@ def memory(shape: Shape, work: Work, how: How, mesh: Mapping[str, int], state: A
   gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)), state.params)
   one_layer = sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(state.params["model"]["layers"])) * itemsize / mesh["tensor"]
   table = t.vocab * t.width / mesh["tensor"]
-  held = {"none": 16.0, "dots": 10.0, "attention": 2.0, "full": 1.0, "offload": 0.0}[how.remat]  # layer inputs' worth
   out = {
     "parameters": split_bytes(state.params, mesh),
     "optimiser": 0.0 if how.offload else split_bytes(state.opt_state, mesh),
     "gradients": split_bytes(gradients, mesh),
     "gathered": 2 * one_layer + 4 * one_layer / itemsize + table * (itemsize + 4),
-    "layers' inputs": held * t.layers * size * t.width * itemsize,
+    "layers' inputs": HELD[how.remat] * t.layers * size * t.width * itemsize,
     "a layer": size * itemsize * (3.0 * t.mlp + 6.0 * t.heads * t.head_dim) / mesh["tensor"] + 6 * size * t.width * itemsize,
     "keys, values": 6.0 * work.tokens * t.kv_heads * t.head_dim / mesh["tensor"] * itemsize,
     "head": 12.0 * 1024 * t.vocab / mesh["tensor"],
@@ -175,8 +181,7 @@ def memory(shape: Shape, work: Work, how: How, mesh: Mapping[str, int], state: A
   }
   if n := patches(shape, work):
     v, mine = shape.vl.vision, held_images(work, mesh) / (mesh["context"] * mesh["tensor"])
-    kept = 0 if how.frozen else v.depth if how.remat != "none" else 12 * v.depth
-    out["tower's inputs"] = kept * mine * n * v.width * itemsize
+    out["tower's inputs"] = (0 if how.frozen else HELD[how.tower] * v.depth) * mine * n * v.width * itemsize
     out["images"] = mine * n * (3 * v.patch**2 + 2 * t.width * itemsize / v.group) + work.images * n / v.group * t.width * itemsize
   return out
 
@@ -255,6 +260,8 @@ def advice(plan: Plan, shape: Shape, how: How, work: Work) -> list[str]:
   if m.get("tower's inputs") and not how.frozen:
     gain = m["tower's inputs"]
     out.append((gain, f"--config.policy.freeze_tower=True keeps nothing of the tower ({gain / GIB:.1f} GiB less)"))
+    if how.tower != "offload":
+      out.append((gain, f"--config.policy.remat_tower=offload keeps it in the host's memory ({gain / GIB:.1f} GiB less)"))
   if not how.offload:
     out.append((m["optimiser"], f"--config.mesh.offload=True: the optimiser's state on the host ({m['optimiser'] / GIB:.1f} GiB less)"))
   if how.dtype == "float32":

@@ -55,8 +55,8 @@ def policy(shape: Shape, work: Work, cfg: Any) -> Any:
   grid = image_grid(work.screen, shape.vl.images)
   plan = vision_plan([grid], shape.vl.vision, bucket_for([grid], shape.vl.vision))
   size = tuple(n // shape.vl.images.merge for n in grid)
-  run = Run(knobs.attention, knobs.remat, grid)
-  s = vision_language.Setup(shape.vl, None, work.screen, plan, size, run, knobs.freeze_tower, jnp.dtype(knobs.dtype))
+  run = Run(knobs.attention, knobs.remat_tower or knobs.remat, grid)
+  s = vision_language.Setup(shape.vl, None, work.screen, plan, size, run, knobs.freeze_tower, jnp.dtype(knobs.dtype), knobs.remat)
   encode, forward = (functools.partial(f, s) for f in (vision_language.encode_screens, vision_language.forward))
   return SimpleNamespace(encode_images=encode, forward=forward, token_logprobs=logprobs, join=None)
 
