@@ -1,12 +1,13 @@
 """The learner on this machine's CPU, as ratios within one run: packing, TRL beside it, saving, and a second start.
 
-  python -m benchmarks.learner [--parts=share,trl,save,start] [--episodes=8] [--repeats=3]
+  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=8] [--repeats=3]
 
   share   useful tokens of packed rows on long episodes: prompt 600, 2 to 15 turns of a screenshot (2,691 tokens) and 150 written
   trl     the same episodes with all lengths / 32 through TRL's GRPOTrainer (its loss, its padding, its optimiser; no generation) and
           through the learner's update: useful tokens a second, and the learner's share of the measured matrix peak (MFU)
   save    how long a save keeps the loop waiting, beside a step
   start   seconds from nothing to a compiled update, in a first process and in a second one that finds the first one's programs
+  compiles  programs compiled in 50 updates on groups of random lengths, after the first (a small decoder: it is the shapes that count)
 
 A random model of SmolLM2-135M's sizes in float32. Steps are interleaved with the peak's measurement, so a busy machine slows all alike:
 ratios are what to read. TRL is optional (requirements-parity.txt).
@@ -14,6 +15,7 @@ ratios are what to read. TRL is optional (requirements-parity.txt).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import pathlib
@@ -34,10 +36,11 @@ from benchmarks.sampler import SMOLLM2
 from core import learner
 from core.checkpoint import Checkpointer
 from core.host import keep_freed_memory, use_compile_cache
+from core.metrics import CompileCounter
 from core.optimiser import make_optimiser
-from core.pack import PackItem, PackShape, arrange, fit_rows, to_batch, useful_share
+from core.pack import PackItem, PackShape, arrange, fit_rows, shape_for, to_batch, useful_share
 from core.schema import TokenRecord
-from core.state import TrainState
+from core.state import Batch, TrainState
 from models import decoder
 from models.config import ModelConfig
 from tools.planning.shapes import folder
@@ -70,10 +73,10 @@ def begun(cfg: ModelConfig):
   return jax.jit(lambda key: decoder.init(cfg, key))(jax.random.key(0))
 
 
-def episodes(count: int, scale: int, vocab: int) -> list[TokenRecord]:
+def episodes(count: int, scale: int, vocab: int, seed: int = 1) -> list[TokenRecord]:
   """Episodes of a text model with the long ones' lengths divided by `scale`."""
-  rng, out = np.random.default_rng(1), []
-  for h in turns(count, 2):
+  rng, out = np.random.default_rng(seed), []
+  for h in turns(count, seed + 1):
     prompt, seen, wrote = (max(1, round(n / scale)) for n in (PROMPT, SCREEN, WRITTEN))
     is_action = np.concatenate([np.zeros(prompt, bool), *[np.repeat([False, True], [seen, wrote])] * int(h)])
     step = np.concatenate([np.zeros(prompt, np.int32), np.repeat(np.arange(h, dtype=np.int32), seen + wrote)])
@@ -86,15 +89,8 @@ def episodes(count: int, scale: int, vocab: int) -> list[TokenRecord]:
 class Ours:
   """core.learner's update on packed rows."""
 
-  def __init__(self, cfg: ModelConfig, params, records: list[TokenRecord], push: np.ndarray):
-    longest, most = max(map(len, records)), max(int(r.is_action.sum()) for r in records)
-    at = lambda r: np.arange(len(r), dtype=np.int32)[None]
-    pushed = [np.where(r.is_action, a, 0).astype(np.float32) for r, a in zip(records, push)]
-    items = [PackItem(r, [], at(r), a, r.is_action, i) for i, (r, a) in enumerate(zip(records, pushed))]
-    row = -(-longest // 128) * 128
-    rows = fit_rows([len(r) for r in records], row)
-    shape = PackShape(len(rows), row, 0, len(records), 1, row_actions=most * max(map(len, rows)))
-    self.batch = to_batch(items, arrange(items, shape), shape, np.zeros(0, np.uint8))
+  def __init__(self, cfg: ModelConfig, params, records: list[TokenRecord], push: np.ndarray, shape: PackShape | None = None):
+    self.batch = packed(records, push, shape)
     logprobs = lambda p, *args, **kw: decoder.token_logprobs(p, cfg, *args, **kw)
     forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments)
     policy = types.SimpleNamespace(encode_images=lambda p, images: None, forward=forward, token_logprobs=logprobs, join=None)
@@ -106,6 +102,19 @@ class Ours:
   def step(self) -> float:
     self.state, out = self.update(self.state, None, (self.batch,), None)
     return float(out["loss"])
+
+
+def packed(records: list[TokenRecord], push: np.ndarray, shape: PackShape | None = None) -> Batch:
+  """shape: None = as few rows of the longest record's length as hold them."""
+  pushed = [np.where(r.is_action, a, 0).astype(np.float32) for r, a in zip(records, push)]
+  at = lambda r: np.arange(len(r), dtype=np.int32)[None]
+  items = [PackItem(r, [], at(r), a, r.is_action, i) for i, (r, a) in enumerate(zip(records, pushed))]
+  if shape is None:
+    longest, most = max(map(len, records)), max(int(r.is_action.sum()) for r in records)
+    row = -(-longest // 128) * 128
+    rows = fit_rows([len(r) for r in records], row)
+    shape = PackShape(len(rows), row, 0, len(records), 1, row_actions=most * max(map(len, rows)))
+  return to_batch(items, arrange(items, shape), shape, np.zeros(0, np.uint8))
 
 
 class Trl:
@@ -257,11 +266,31 @@ def second_start(count: int, scale: int) -> None:
   print(f"compiling the update: first start {first:.2f} s, second, from the cache, {second:.2f} s: {first / second:.1f} times faster")
 
 
+def compile_count(updates: int, count: int, scale: int) -> None:
+  """The shape is the loop's own: what any records of an environment with 15 steps fit into."""
+  cfg = dataclasses.replace(model_config(), layers=2, vocab=512)
+  longest, rng = round(PROMPT / scale) + TURNS[1] * (round(SCREEN / scale) + round(WRITTEN / scale)), np.random.default_rng(4)
+  shape = shape_for(count, longest, TURNS[1] * round(WRITTEN / scale), 0, 0, 1)
+  ours, push = None, rng.normal(size=count).astype(np.float32)
+  with CompileCounter() as compiles:
+    found = []
+    for i in range(updates + 1):
+      records = episodes(count, scale, cfg.vocab, seed=10 + i)
+      if ours is None:
+        ours = Ours(cfg, begun(cfg), records, push, shape)
+      ours.batch = packed(records, push, shape)
+      ours.step()
+      found.append(compiles.take())
+  lengths = f"{count} episodes of {round(PROMPT / scale) + TURNS[0] * round((SCREEN + WRITTEN) / scale)} to {longest} tokens"
+  print(f"programs compiled, {updates} updates on {lengths} after the first: {sum(found[1:])} (the first: {found[0]})", flush=True)
+
+
 def main(_) -> None:
   keep_freed_memory()
   parts = {
     "share": lambda: share(512), "trl": lambda: beside_trl(FLAGS.episodes, FLAGS.scale, FLAGS.repeats),
     "save": lambda: saving(FLAGS.episodes, FLAGS.scale), "start": lambda: second_start(FLAGS.episodes, FLAGS.scale),
+    "compiles": lambda: compile_count(50, FLAGS.episodes, FLAGS.scale),
   }  # fmt: skip
   for part in FLAGS.parts:
     if part not in parts:
@@ -272,7 +301,7 @@ def main(_) -> None:
 FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
-  flags.DEFINE_list("parts", ["share", "trl", "save", "start"], "What is measured.")
+  flags.DEFINE_list("parts", ["share", "trl", "save", "start", "compiles"], "What is measured.")
   flags.DEFINE_integer("episodes", GROUP, "Episodes a step.", lower_bound=2)
   flags.DEFINE_integer("scale", 32, "What the long episodes' lengths are divided by.", lower_bound=1)
   flags.DEFINE_integer("repeats", 3, "Steps of each, interleaved; the best counts.", lower_bound=1)
