@@ -184,6 +184,51 @@ def case(policy, params, head, episodes, mesh, offload=False, **packing):
   return named, said | {f"critic/{k}": v for k, v in told.items()}, held, program.as_text()
 
 
+def published(policy, params):
+  """A learner over 2 x 2 x 2 devices publishes while its sampler, on one of them, is within an action: the versions that its tokens carry,
+  and the worst gap between what each was drawn with and what its own version gives it in the training path, on one device."""
+  import threading
+
+  import jax
+
+  from core import learner as learner_lib
+  from core import mesh as mesh_lib
+  from core.state import Weights
+  from rollout.sessions import SessionSampler
+  from rollout.turn import make_record
+
+  mesh = mesh_lib.make({**mesh_lib.defaults(), **MESHES["fsdp 2, context 2, tensor 2"]})
+  versions = {1: params, 2: jax.tree.map(lambda x: x * 1.3, params)}
+  learnt = {v: jax.device_put(p, mesh_lib.shardings(p, mesh)) for v, p in versions.items()}
+  sampler = SessionSampler(policy, 1, (256,), chunks=(128,), steps=1, on_load="rebuild")
+  publish = lambda v: sampler.load(Weights(mesh_lib.local(learnt[v], mesh), v))
+  rng = np.random.default_rng(7)
+  prompt = policy.prompt("red", [rng.integers(0, 256, (SCREEN[1], SCREEN[0], 3)).astype(np.uint8)], "")
+  publish(1)
+  sampler.ask("one", prompt, np.array([0, 3], np.uint32))
+  done = sampler.poll() + sampler.poll()
+  thread = threading.Thread(target=publish, args=(2,))
+  thread.start()
+  done += sampler.poll()  # beside the resharding
+  thread.join(120)
+  while not done:
+    done += sampler.poll()
+  record = make_record(prompt, done[0][1], 0)
+  one = mesh_lib.make(mesh_lib.defaults(), jax.devices()[:1])
+  from core.pack import PackItem
+
+  item = PackItem(record, list(prompt.images), policy.positions(record), np.zeros(len(record), np.float32), np.ones(len(record), bool), 0,
+                  extra={"return_": np.zeros(len(record)), "old_value_logit": np.zeros(len(record))})  # fmt: skip
+  batch = batch_of(policy, [[item]], one)
+  score, wrote, gap = learner_lib.jitted(learner_lib.make_score(policy), one), record.is_action, 0.0
+  (row, first), = np.argwhere(batch.is_action)[:1]
+  for v, p in versions.items():
+    logp = np.asarray(score(p, None, batch).logp)[row, first : first + wrote.sum()]
+    mine = record.version[wrote] == v
+    gap = max(gap, float(np.abs(logp - record.logp[wrote])[mine].max(initial=0.0)))
+  return {"versions": record.version[wrote].tolist(), "gap": gap}
+
+
 def collectives(text):
   """{kind: shapes} of what a compiled program moves between devices."""
   found = re.findall(r"= \w+\[([\d,]*)\]\S* (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\(", text)
@@ -230,6 +275,8 @@ def main(kind, *names):
   episodes, knobs = records(policy), mesh_lib.defaults()
   whole, said, _, _ = case(policy, params, head, episodes, mesh_lib.make(knobs, jax.devices()[:1]))
   out = {"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}, "vocab": policy.tokenizer.vocab_size}
+  if kind == "vision_language":
+    out["published"] = published(policy, params)
   packings = [({"empty": 8}, (2, 0, 3, 1)), ({"rows": 2}, (0, 1, 2, 3)), ({"rows": 2, "empty": 8}, (3, 1, 0, 2))]
   for (name, shape), (packing, order) in zip(MESHES.items(), packings, strict=True):
     if names and name not in names:
@@ -270,7 +317,7 @@ def said(*processes):
 def check(out, names, near=1e-6, tower=1e-6):
   """Every gradient is there and the same in float32, to `near` of a leaf's largest (`tower` in the vision tower); every device holds an
   eighth, but for what is too small or does not divide."""
-  assert set(out) - {"largest", "vocab"} == set(names)
+  assert set(out) - {"largest", "vocab", "published"} == set(names)
   assert all(size > 0 for size in out["largest"].values())
   for name in names:
     bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= (tower if "visual/" in leaf else near)}
@@ -296,7 +343,7 @@ def test_two_processes_of_four_devices_give_it_too():
 
 
 @pytest.mark.slow
-def test_a_vision_language_step_gathers_no_logits():
+def test_a_vision_language_step_gathers_no_logits_and_publishes_while_its_sampler_writes():
   """The same with images, remat and a vocabulary over tensor, of which no device ever gathers more than its part."""
   (out,) = said(start("vision_language"))
   # 1.02e-6 in a key's bias, whose gradient is rounding (the softmax does not see it); 2.1e-6 in the tower, small sums of large numbers
@@ -304,6 +351,8 @@ def test_a_vision_language_step_gathers_no_logits():
   for name in list(MESHES)[1:]:
     wide = [shape for shapes in out[name]["moved"].values() for shape in shapes if shape.endswith(f",{out['vocab']}")]
     assert not wide, (name, wide)
+  wrote = out["published"]["versions"]  # the weights changed within the action, once, and every token is its own version's
+  assert wrote == sorted(wrote) and set(wrote) == {1, 2} and len(wrote) > 3 and out["published"]["gap"] < 1e-4
 
 
 if __name__ == "__main__":
