@@ -282,6 +282,8 @@ def run_blocks(blocks: dict, x: jax.Array, plan: VisionPlan, cfg: VisionConfig, 
   windows = (lambda q, k, v, plan: cut_windows(q, k, v, run.grid, cfg)) if run.grid else attend_windows
   kinds = [partial(each_image, f, plan) for f in (windows, partial(attend_whole, attention=run.attention))]
   whole = [i in cfg.full for i in layers]
+  if len(set(whole)) > 1 and run.remat != "none":  # a conditional keeps what either branch would need, whichever is taken
+    kinds = [jax.checkpoint(f) for f in kinds]
 
   def blend(is_whole, qkv):
     q, k, v = map(heads, jnp.split(qkv, 3, axis=-1))

@@ -54,7 +54,7 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
       name = head[2]
       out[name] = []
       entry = name if head[1] else entry
-    elif row.startswith("}"):
+    elif row.rstrip() == "}":  # an instruction's attributes may have lines of their own, and begin them so
       name = ""
     elif name:
       out[name].append(row)
@@ -63,6 +63,9 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 def group_size(row: str, devices: int) -> int:
   """Devices of a replica group; all where none is named."""
+  if found := re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", row):  # a mesh's axes and sizes, and those that take part
+    sizes = {axis: int(n) for axis, n in re.findall(r"('[^']*')=(\d+)", found[1])}
+    return math.prod(sizes[axis] for axis in re.findall(r"'[^']*'", found[2]))
   if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", row):
     return int(found[2])
   if found := re.search(r"replica_groups=\{\{([\d,]+)\}", row):
