@@ -15,7 +15,7 @@ from core.optimiser import make_optimiser
 from core.state import TrainState
 from models import decoder
 from tools import plan as plan_tool
-from tools.planning import analytic, chips, compiled, hlo, shapes, show
+from tools.planning import analytic, chips, compiled, decoding, hlo, shapes, show
 from tools.planning.analytic import How, Work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -92,6 +92,21 @@ def test_time_is_the_largest_of_three_and_what_nothing_hides(qwen):
   assert tight.spare < 0 and "--config.mesh.context=2" in " ".join(tight.notes) and "freeze_tower" in " ".join(tight.notes)
 
 
+def test_sessions_fill_what_the_learner_leaves_or_a_device_of_their_own(qwen):
+  """A session of 65,536 places takes 57,344 bytes each: 3.5 GiB; weights take 15.44 GiB, 7.72 in int8. Of v5p's 95.74 GiB 5% stay free:
+  beside a learner of 10 GiB (90.95 - 10 - 15.44) / 3.5 = 18 sessions; of 74 GiB none, two in int8; alone 21."""
+  how, state = state_of(qwen, "bfloat16")
+  plan = analytic.estimate(qwen, EPISODE, how, ONE | {"fsdp": 16}, chips.parse("v5p:2x2x4"), state)
+  of = lambda gib, light=False: decoding.estimate(qwen, how, dataclasses.replace(plan, memory={"all": gib * 2**30}), 65536, light)
+  found = [(d.room, d.beside) for d in (of(10), of(74), of(74, True))]
+  assert found == [(18, True), (21, False), (2, True)]
+  said = decoding.text(of(74), plan)
+  assert "not beside the learner" in said and "int8=True halves the weights" in said
+  small = dataclasses.replace(plan, topology=chips.parse("v5e:2x2"))
+  none = decoding.estimate(qwen, how, small, 65536, False)  # 15.44 GiB of weights do not leave 5% of 15.75
+  assert none.room == 0 and "it does not fit" in decoding.text(none, small)
+
+
 def test_what_the_compiler_refuses_does_not_fit_however_much_arithmetic_leaves(qwen):
   how, state = state_of(qwen, "bfloat16")
   p = analytic.estimate(qwen, EPISODE, how, ONE | {"fsdp": 16}, chips.parse("v5p:2x2x4"), state)
@@ -161,6 +176,9 @@ HloModule jit_step, is_scheduled=true
 
 %body.1 (arg: (s32[], bf16[64,8])) -> (s32[], bf16[64,8]) {
   %arg = (s32[], bf16[64,8]{1,0}) parameter(0)
+  %kernel = f32[8]{0} custom-call(%arg), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="kernel"}
   %ag = (bf16[64,8]{1,0}, bf16[64,128]{1,0:T(8,128)}) all-gather-start(%x), replica_groups=[1,16]<=[16], dimensions={1}
   %done = bf16[64,128]{1,0} all-gather-done(%ag)
   %async = ((bf16[64,8]), bf16[64,128]) async-start(%x), calls=%async_body
@@ -194,7 +212,7 @@ ENTRY %main (a: bf16[64,8]) -> bf16[64,8] {
   %unsaid = (u32[]{:T(128)}, f32[8]{0}) while(%init.2), condition=%cond.2, body=%body.2, metadata={op_name="while"}
   %w = (s32[], bf16[64,8]{1,0}) while(%init), condition=%cond.1, body=%body.1, backend_config={"known_trip_count":{"n":"28"}}
   %rs = f32[10,4]{1,0} reduce-scatter(%g), replica_groups=[1,16]<=[16], dimensions={0}, to_apply=%add
-  %lg = f32[512,152064]{1,0} all-gather(%l), replica_groups=[4,4]<=[16], dimensions={1}
+  %lg = f32[512,152064]{1,0} all-gather(%l), replica_groups=mesh['axis_0'=4,'axis_1'=4] {'axis_1'}, dimensions={1}
   ROOT %table = bf16[152064,3584]{1,0} all-gather(%e), replica_groups=[1,16]<=[16], dimensions={0}
 }
 """

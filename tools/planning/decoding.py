@@ -91,6 +91,6 @@ def text(d: Decoding, plan: Plan) -> str:
   if not fits or not d.beside:
     advice = [] if d.int8 else ["--config.sampler.sessions.int8=True halves the weights"]
     advice += ["fewer or shorter sessions (--config.sampler.sessions.slots, --config.policy.max_prompt)"] if fits else []
-    advice += ["servers of their own sample (docs/sampler.md)"]
+    advice += ["a larger --config.mesh.context or slice leaves more of a device (train.py samples where it learns)"]
     lines.append(f"    {'to sample beside the learner' if fits else 'it does not fit'}: " + "; ".join(advice))
   return "\n".join(lines)
