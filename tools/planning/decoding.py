@@ -49,7 +49,7 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
   text, dtype = shape.text, jnp.dtype(how.dtype)
   unstack = (lambda p: int8.lighter(decoder.unstack(p))) if d.int8 else decoder.unstack
   policy = Policy(*[None] * len(Policy._fields))._replace(
-    name=text.family, logits=decoder.logits, unstack=unstack,
+    name=text.family, logits=decoder.logits, unstack=unstack, encode_images=lambda params, images: None,
     init_cache=lambda batch, size: jax.eval_shape(lambda: decoder.init_cache(text, batch, size, dtype)),
     decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, text, token, cache, span=span),
   )  # fmt: skip
