@@ -333,6 +333,12 @@ def test_a_step_on_every_axis_at_once_is_the_step_on_one_device():
   check(*said(start("tiny", name)), [name])
 
 
+@pytest.mark.long
+def test_every_mesh_gives_one_gradient():
+  """The same on every mesh."""
+  check(*said(start("tiny")), MESHES)
+
+
 @pytest.mark.slow
 def test_two_processes_of_four_devices_give_it_too():
   with socket.socket() as s:
