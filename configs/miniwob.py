@@ -34,7 +34,7 @@ def get_config(arg=""):
     cfg.agent.minibatch = 64
   if mode.smoke:
     base.smoke(cfg)
-    cfg.env.update({"practice_tasks": 128, "held_out_tasks": 64})
-    cfg.copy.update({"demonstrations": 60, "updates": 60})
+    cfg.env.practice_tasks = 128
+    cfg.copy.update({"demonstrations": 60, "updates": 40})
     cfg.practice.updates = 4
   return base.lock(cfg)

@@ -209,15 +209,6 @@ def watched(beat: Callable[[str], None]) -> None:
   _beat = beat
 
 
-def _heard() -> None:
-  """Before all end: the first process, which holds the store, waits until the others have read it."""
-  client = distributed.global_state.client
-  client.key_value_set_bytes(f"practice/heard/{jax.process_index()}", b"1")
-  if jax.process_index() == 0:
-    for other in range(1, jax.process_count()):
-      client.blocking_key_value_get_bytes(f"practice/heard/{other}", 10_000)
-
-
 def same_config(resolved: dict[str, Any]) -> None:
   """ValueError naming what differs where the processes were not started with one config; before anything compiles."""
   flat = {k: v for k, v in _flat("config", resolved) if k != "config.hosts.index"}
@@ -225,7 +216,7 @@ def same_config(resolved: dict[str, Any]) -> None:
   found = everyone({k: flat.get(k) for k in sorted(first.keys() | flat.keys()) if first.get(k) != flat.get(k)})
   other = next((i for i, differs in enumerate(found) if differs), None)
   if other is not None:
-    _heard()
+    part()  # all know by now; the first one would take the others with it if it just ended
     name, got = next(iter(found[other].items()))
     more = f" (and {len(found[other]) - 1} more)" if len(found[other]) > 1 else ""
     raise ValueError(f"{name}{more} is {got!r} in process {other} and {first.get(name)!r} in process 0: start all with one config")
