@@ -454,7 +454,7 @@ def test_micro_batches_leave_the_step_as_it_is(name, tiny_with, tiny_screen):
   assert jax.tree.all(jax.tree.map(np.array_equal, whole, step(params, (dirty,))))
 
 
-# Devices of each step; the first is what the others are compared with. Every one compiles anew: the gate has the widest.
+# Devices of each step; the first is what the others are compared with. Every one compiles anew.
 CASES = {"widest": {"grpo": (1, 2, 8), "gspo": (1, 8)}, "the others": {"grpo": (1, 4), "value": (1, 8)}}
 
 
@@ -480,7 +480,7 @@ def main(kind: str) -> None:
   print(json.dumps(gaps))
 
 
-@pytest.mark.parametrize("kind", ["widest", pytest.param("the others", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", CASES)
 @pytest.mark.slow
 def test_forced_devices_leave_the_step_as_it_is(kind):
   """Rows spread over 1, 2, 4 and 8 forced CPU devices; a fresh process, for which this file is also the script."""

@@ -326,16 +326,10 @@ def check(out, names, near=1e-6, tower=1e-6):
     assert 1 / 8 <= out[name]["held"] < 0.16, out[name]["held"]
 
 
-def test_a_step_on_every_axis_at_once_is_the_step_on_one_device():
-  """GRPO, GSPO's episode ratio and, through the values of a critic on the same mesh, GAE across packed rows: two records a row, rows of
-  padding, episodes in another order, on 2 x 2 x 2 devices. The other meshes are the vision-language policy's, below."""
-  name = "fsdp 2, context 2, tensor 2"
-  check(*said(start("tiny", name)), [name])
-
-
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_mesh_gives_one_gradient():
-  """The same on every mesh."""
+  """GRPO, GSPO's episode ratio and, through the values of a critic on the same mesh, GAE across packed rows: two records a row, rows of
+  padding, episodes in another order."""
   check(*said(start("tiny")), MESHES)
 
 
