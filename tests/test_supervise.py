@@ -1,4 +1,5 @@
-"""A run is kept going by real processes that are really killed. The trainers are scripts of a few lines, but for the last."""
+"""A run is kept going by real processes that are really killed. The trainers are scripts of a few lines; tests/test_train.py has
+a real one."""
 
 import contextlib
 import json

@@ -124,9 +124,9 @@ def test_what_lies_in_the_cache_beyond_a_row_or_beyond_the_span_is_never_read(qw
   args = (params, cfg, want["tokens"], count(want["tokens"]), want["valid"])
   clean, filled = prefill(*args, fresh)
   dirty, refilled = prefill(*args, used, span=24)
-  np.testing.assert_allclose(np.asarray(dirty)[want["valid"]], np.asarray(clean)[want["valid"]], atol=1e-5)
+  np.testing.assert_allclose(np.asarray(dirty)[want["valid"]], np.asarray(clean)[want["valid"]], atol=1e-6)
   token = jnp.array([3, 5], jnp.int32)
-  np.testing.assert_allclose(decode(params, cfg, token, refilled, span=25)[0], decode(params, cfg, token, filled)[0], atol=1e-5)
+  np.testing.assert_allclose(decode(params, cfg, token, refilled, span=25)[0], decode(params, cfg, token, filled)[0], atol=5e-6)
 
 
 def test_an_inactive_row_is_left_as_it_was(qwen3):
