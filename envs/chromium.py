@@ -28,8 +28,8 @@ FLAGS = (
   "--disable-background-timer-throttling", "--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding",
   "--disable-hang-monitor", "--disable-dev-shm-usage", "--disable-site-isolation-trials", "--disable-popup-blocking",
   "--password-store=basic", "--use-mock-keychain", "--lang=en-US", "--force-color-profile=srgb", "--font-render-hinting=none",
-  "--force-webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic",
-  "--disable-features=IsolateOrigins,site-per-process,Translate,OptimizationHints,MediaRouter,DialMediaRouteProvider,HttpsUpgrades",
+  "--force-webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic", "--allow-pre-commit-input",
+  "--disable-features=IsolateOrigins,site-per-process,Translate,OptimizationHints,PaintHolding,MediaRouter,DialMediaRouteProvider,HttpsUpgrades",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import time
 
 import ml_collections
 
-from core.schema import SUCCESS, Episode, Limits, Task
+from core.schema import Episode, Limits, Task
 from envs import miniwob_scripts, scripted, web
 from envs.canary import Canary, do_nothing, known_good
 from envs.errors import ResetFailed
@@ -208,10 +208,9 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
   tasks = tasks_of(computer, cfg, spread(cfg, count, DEMONSTRATED + seed * 1000))
   env = make(computer, cfg)
   try:
-    played = [solve(env, task) for task in tasks]
+    return scripted.passing(solve, env, tasks)
   finally:
     env.close()
-  return [episode for episode in played if episode.rewards[SUCCESS] >= 1.0]
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:

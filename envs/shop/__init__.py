@@ -203,11 +203,12 @@ def solve(env: web.WebEnv, task: Task) -> Episode:
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
-  """Scripted solutions without pop-ups, of things that are practised, in shops that are not; played in a browser now."""
+  """Scripted solutions without pop-ups, of things that are practised, in shops that are not; played in a browser now. Those that do
+  not pass are left out."""
   cfg = cfg or defaults()
   env = make(computer, cfg, clean=True)
   try:
-    return [solve(env, task) for task in tasks_of(computer, cfg, count, SHOWN_SEED + 10_000 * seed, False)]
+    return scripted.passing(solve, env, tasks_of(computer, cfg, count, SHOWN_SEED + 10_000 * seed, False))
   finally:
     env.close()
 

@@ -5,7 +5,10 @@ import urllib.parse
 
 import pytest
 
-from envs import shop
+from core.schema import SUCCESS, Limits, Task
+from envs import scripted, shop
+from envs.chromium import Refused
+from envs.errors import InfraError
 from envs.shop.store import Store
 
 
@@ -137,3 +140,24 @@ def test_knobs_are_checked(name, value):
   cfg[name] = value
   with pytest.raises(ValueError, match=f"env.{name} is "):
     shop.check(cfg)
+
+
+def test_demonstrations_that_do_not_pass_or_break_off_are_played_once_more_and_left_out():
+  """What each task's plays come to, in turn: an error that is raised, or a score."""
+  fates = {"a": [1.0], "b": [Refused("no such link"), 1.0], "c": [0.0, 0.0, 1.0], "d": [InfraError("died"), 0.0], "e": [0.0, 1.0]}
+  played = []
+
+  class Played:
+    def __init__(self, score):
+      self.rewards = {SUCCESS: score}
+
+  def solve(env, task):
+    played.append(task.id)
+    fate = fates[task.id].pop(0)
+    if isinstance(fate, Exception):
+      raise fate
+    return Played(fate)
+
+  tasks = [Task(name, "", "shop/browser", "open", 0, {}, Limits(5)) for name in fates]
+  assert [e.rewards for e in scripted.passing(solve, None, tasks)] == [{SUCCESS: 1.0}] * 3
+  assert "".join(played) == "abbccddee"
