@@ -44,7 +44,7 @@ def text_policy(cfg: ModelConfig, most: int) -> Policy:
     encode_images=lambda params, images: jnp.zeros((0, cfg.width)),
     init_cache=lambda batch, size: decoder.init_cache(cfg, batch, size),
     prefill=lambda params, tokens, at, valid, features, image_slot, cache: decoder.prefill(params, cfg, tokens, at, valid, cache),
-    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, cfg, token, cache, span=span),
+    decode_step=lambda params, token, position, cache: decoder.decode_step(params, cfg, token, cache),
     logits=decoder.logits,
   )  # fmt: skip
 

@@ -26,6 +26,7 @@ from core.mesh import ROWS, constrain, current
 from models.layers import attend
 
 DENSE = 2**22  # scores a row and head, up to which all at once is the fastest
+DENSE_CPU = 2**16  # where a softmax's passes over the scores should stay in its cache
 
 
 class Visible(NamedTuple):
@@ -66,20 +67,25 @@ def _blocks(a: jax.Array, block: int) -> jax.Array:
   return jnp.moveaxis(a.reshape(a.shape[0], -1, block, *a.shape[2:]), 1, 0)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query_block: int = 512, key_block: int = 512) -> jax.Array:
-  """The same with a running softmax over blocks of keys. Blocks in which nobody sees anybody cost nothing."""
+def _even(length: int, most: int) -> int:
+  """The size of equal blocks of at most `most`, a multiple of 16, that cover `length` with the least padding."""
+  return min(most, -(-length // -(-length // most) // 16) * 16)
+
+
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query_block: int = 512, key_block: int = 256) -> jax.Array:
+  """The same with a running softmax over blocks of keys. Blocks in which nobody sees anybody cost nothing; sizes are upper limits."""
   batch, length, heads, d = q.shape
-  kv_heads, group = k.shape[2], heads // k.shape[2]
-  keys = tuple(_blocks(a, key_block) for a in (k, v, visible.key_order, visible.key_segment))
+  kv_heads, group, size = k.shape[2], heads // k.shape[2], _even(length, query_block)
+  keys = tuple(_blocks(a, _even(k.shape[1], key_block)) for a in (k, v, visible.key_order, visible.key_segment))
 
   def one_query_block(args):
     q_b, order, segment = args
-    q_b = q_b.reshape(batch, query_block, kv_heads, group, d)
+    q_b = jnp.moveaxis(q_b.reshape(batch, size, kv_heads, group, d) * d**-0.5, 1, 3)  # here, where it is small: see layers.attend
 
     def add(carry, block):
       k_b, v_b, mask = block
       top, total, acc = carry
-      scores = jnp.einsum("btkgd,bskd->bkgts", q_b, k_b, preferred_element_type=jnp.float32) * d**-0.5
+      scores = jnp.einsum("bkgtd,bskd->bkgts", q_b, k_b, preferred_element_type=jnp.float32)
       scores = jnp.where(mask[:, None, None], scores, -1e30)
       new = jnp.maximum(top, scores.max(-1))
       weights, fade = jnp.exp(scores - new[..., None]), jnp.exp(top - new)
@@ -91,15 +97,42 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query
       mask = Visible(order, key_order, segment, key_segment).mask()
       return jax.lax.cond(mask.any(), add, lambda c, _: c, carry, (k_b, v_b, mask)), None
 
-    shape = (batch, kv_heads, group, query_block)
+    shape = (batch, kv_heads, group, size)
     start = (jnp.full(shape, -1e30, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, d), jnp.float32))
     (_, total, acc), _ = jax.lax.scan(step, start, keys)
     mixed = acc / jnp.maximum(total, 1e-30)[..., None]
-    return jnp.moveaxis(mixed, 3, 1).reshape(batch, query_block, heads, d).astype(q.dtype)
+    return jnp.moveaxis(mixed, 3, 1).reshape(batch, size, heads, d).astype(q.dtype)
 
-  queries = tuple(_blocks(a, query_block) for a in (q, visible.query_order, visible.query_segment))
+  queries = tuple(_blocks(a, size) for a in (q, visible.query_order, visible.query_segment))
   out = jax.lax.map(jax.checkpoint(one_query_block), queries)
   return jnp.moveaxis(out, 0, 1).reshape(batch, -1, heads, d)[:, :length]
+
+
+def single(q: jax.Array, k: list[jax.Array], v: list[jax.Array], visible: Visible) -> jax.Array:
+  """naive for a decode step, which is bound by reading the cache: q [B, 1, H, d], k and v in parts [B, K, s, d] that follow each other.
+  On a CPU keys come first in their product, and both go in blocks of places, which its cores share (docs/log.md)."""
+  batch, _, heads, d = q.shape
+  kv_heads, sizes = k[0].shape[1], [a.shape[2] for a in k]
+  q_b = q.reshape(batch, kv_heads, -1, d) * d**-0.5
+
+  def blocks(a: jax.Array, axis: int) -> jax.Array:
+    places = a.shape[axis]
+    size = next(n for n in range(min(places, 256), 0, -1) if not places % n)
+    size = size if size >= 64 else places  # without a divisor of some size it stays one
+    return a.reshape(*a.shape[:axis], -1, size, *a.shape[axis + 1 :])
+
+  def score(k_part):
+    scores = jnp.einsum("bknsd,bkgd->bknsg", blocks(k_part, 2), q_b, preferred_element_type=jnp.float32)
+    scores = jax.lax.optimization_barrier(scores)  # else the product is made to write them transposed, which is slower than both
+    return jnp.moveaxis(scores, -1, 2).reshape(*q_b.shape[:3], -1)
+
+  scores = jnp.where(visible.mask()[:, None], jnp.concatenate([score(a) for a in k], axis=-1), -1e30)
+  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+  mixed = sum(
+    jnp.einsum("bkgns,bknsd->bkngd", blocks(w, 3), blocks(v_part, 2), preferred_element_type=jnp.float32).sum(2)
+    for w, v_part in zip(jnp.split(weights.astype(q.dtype), np.cumsum(sizes)[:-1], axis=-1), v, strict=True)
+  )
+  return (mixed / weights.sum(-1)[..., None]).astype(q.dtype).reshape(batch, 1, heads, d)
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, block: int = 512, interpret: bool = False) -> jax.Array:
@@ -193,7 +226,7 @@ def choose(name: str, visible: Visible, dtype) -> str:
   length, size, mesh = visible.query_order.shape[1], visible.key_order.shape[1], current()
   if platform() == "tpu" and visible.packed and length % (128 * (1 if mesh is None else mesh.shape["context"])) == 0:
     return "splash"
-  if length * size > DENSE:
+  if length * size > (DENSE if platform() != "cpu" else DENSE_CPU):
     return "chunked"
   return "cudnn" if platform() == "gpu" and length > 1 and dtype in (jnp.bfloat16, jnp.float16) else "naive"
 
@@ -212,6 +245,14 @@ def mix(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, attention="a
   if name in ("chunked", "cudnn"):
     return _spread(backend, q, gathered(k), gathered(v), visible)
   return backend(q, gathered(k), gathered(v), visible)
+
+
+def over_cache(q: jax.Array, k: list[jax.Array], v: list[jax.Array], visible: Visible, attention="auto") -> jax.Array:
+  """mix where keys and values lie as a cache has them: in parts [B, K, s, d] whose places follow each other."""
+  if q.shape[1] == 1 and attention == "auto":
+    return single(q, [a.astype(q.dtype) for a in k], [a.astype(q.dtype) for a in v], visible)
+  whole = lambda parts: jnp.swapaxes(jnp.concatenate(parts, axis=2), 1, 2).astype(q.dtype)
+  return mix(q, whole(k), whole(v), visible, attention)
 
 
 def _spread(backend, q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:

@@ -67,7 +67,7 @@ class Policy(NamedTuple):
 
   heads, kv_heads: of its attention, which a mesh may share (core/mesh.py). axes: P of its positions.
   screens: observations that stay in a prompt, 0 = the episode's all. unstack(params) -> the form that decodes fastest, for samplers that
-  keep a cache (rollout/sessions.py), whose decode_step also takes span=. join(base, params) -> what the functions above take, where only
+  keep a cache (rollout/sessions.py). join(base, params) -> what the functions above take, where only
   a part of the parameters is learnt. keeping(policy, visual, most) -> the policy of a learner whose vision tower never moves: its images
   are features, made once a screenshot by the tower's parameters, visual(), and `most` of them stay on the host. space, shown: how it means
   points (envs.actions.MODES, "" = as the grammar says) and in an image of which size (W, H).

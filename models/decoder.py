@@ -7,6 +7,7 @@ Parameters are nested dicts under checkpoint names, [out, in] as there, with all
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from core.mesh import ROWS, constrain, gathered
-from models.attention import Visible, mix, packed
+from models.attention import Visible, mix, over_cache, packed
 from models.config import ModelConfig
 from models.layers import features_at, head_logprobs, linear, rms_norm, rope_tables, rotate
 
@@ -208,7 +209,8 @@ def token_logprobs(
 
 class Cache(NamedTuple):
   """Keys and values of sessions, one a row. k, v: a tuple of [B, K, S, d] for each layer: one array for all made decoding slower,
-  and with places before heads a decode step transposed all it read;
+  and with places before heads a decode step transposed all it read. Or of lists of such, whose places follow each other: who may read
+  fewer places gives fewer of them (rollout/engine.py), where a slice would be copied;
   length i32 [B]: places filled; next_position i32 [B]: of the next text token, on every axis."""
 
   k: tuple[jax.Array, ...]
@@ -240,30 +242,33 @@ def _layer(params: dict, i: int) -> dict:
 
 def prefill(
   params: dict, cfg: ModelConfig, tokens: jax.Array, positions: jax.Array, valid: jax.Array, cache: Cache, vision: Vision | None = None,
-  *, span: int | None = None, attention="auto",
+  *, attention="auto",
 ) -> tuple[jax.Array, Cache]:  # fmt: skip
   """Appends a chunk to every row: (hidden [B, T, D], cache). Rows may be ragged and may already hold anything.
 
   tokens i32 [B, T], positions i32 [P, B, T], valid bool [B, T]: True places come first in a row; a row without any is left as it was.
-  span: static, how many places of the cache are read; no row may grow beyond it (the caller's to see to, as lengths are traced).
+  No row may grow beyond the cache's places (the caller's to see to, as lengths are traced).
   """
   batch, count = tokens.shape
-  places = cache.k[0].shape[2]
-  span = places if span is None else span
+  parts = lambda held: held if isinstance(held, list) else [held]
+  sizes = [part.shape[2] for part in parts(cache.k[0])]
   place = cache.length[:, None] + jnp.arange(count)
-  target = jnp.where(valid, place, places)  # beyond the end: dropped
-  order = jnp.broadcast_to(jnp.arange(span, dtype=jnp.int32), (batch, span))
+  targets = [jnp.where(valid & (place >= end - n) & (place < end), place - end + n, n) for n, end in zip(sizes, itertools.accumulate(sizes))]
+  order = jnp.broadcast_to(jnp.arange(sum(sizes), dtype=jnp.int32), (batch, sum(sizes)))
   visible = Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
   turn, rows = rope_tables(cfg, positions), jnp.arange(batch)[:, None]
-  put = lambda held, new: held.at[rows, :, target].set(new.astype(held.dtype), mode="drop")
+
+  def put(held, new):
+    grown = [part.at[rows, :, at].set(new.astype(part.dtype), mode="drop") for part, at in zip(parts(held), targets, strict=True)]
+    return grown if isinstance(held, list) else grown[0]
+
   x, keys, values = embed(params, tokens, vision), [], []
   for i in range(cfg.layers):
     layer = _layer(params, i)
     q, k, v = _qkv(cfg, layer, x, turn)
     keys.append(put(cache.k[i], k))
     values.append(put(cache.v[i], v))
-    seen = (jnp.swapaxes(held[:, :, :span], 1, 2).astype(q.dtype) for held in (keys[i], values[i]))
-    x = _finish(cfg, layer, x, mix(q, *seen, visible, attention))
+    x = _finish(cfg, layer, x, over_cache(q, parts(keys[i]), parts(values[i]), visible, attention))
     if vision is not None and i < vision.deepstack.shape[0]:
       x = _deepen(x, vision.deepstack[i], vision.slot)
   after = jnp.max(jnp.where(valid, positions, -1), axis=(0, 2)) + 1
@@ -272,12 +277,11 @@ def prefill(
 
 
 def decode_step(
-  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, span: int | None = None,
-  attention="auto",
-) -> tuple[jax.Array, Cache]:  # fmt: skip
+  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, attention="auto"
+) -> tuple[jax.Array, Cache]:
   """Appends one text token [B] to every row, or to those that are active (bool [B]), at the row's next position; returns the hidden
   states [B, D] that the tokens after are sampled from."""
   valid = jnp.ones(token.shape, bool) if active is None else active
   position = cache.next_position[None, :, None]
-  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, span=span, attention=attention)
+  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, attention=attention)
   return hidden[:, 0], cache

@@ -62,7 +62,7 @@ def make(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
     token_logprobs=lambda params, *args, **kwargs: decoder.token_logprobs(params, model, *args, **kwargs),
     init_cache=lambda batch, size: decoder.init_cache(model, batch, size, dtype),
     prefill=lambda params, tokens, at, valid, features, image_slot, cache: decoder.prefill(params, model, tokens, at, valid, cache, **how),
-    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, model, token, cache, span=span, **how),
+    decode_step=lambda params, token, position, cache: decoder.decode_step(params, model, token, cache, **how),
     logits=decoder.logits,
     embed=decoder.embed,
     heads=model.heads,

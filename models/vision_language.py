@@ -143,8 +143,8 @@ def make(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: str
     token_logprobs=lambda params, *args, **kwargs: decoder.token_logprobs(params, text, *args, **kwargs),
     init_cache=lambda batch, size: decoder.init_cache(text, batch, size, s.dtype),
     prefill=partial(prefill, s),
-    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(
-      params, text, token, cache, span=span, attention=s.run.attention
+    decode_step=lambda params, token, position, cache: decoder.decode_step(
+      params, text, token, cache, attention=s.run.attention
     ),
     logits=decoder.logits,
     embed=decoder.embed,

@@ -87,14 +87,20 @@ def stack_prompts(policy: Policy, prompts: list[Prompt], size: int) -> tuple[np.
   return tokens, positions, valid, images.reshape(-1, *first.images.shape[1:]), image_slot, next_position
 
 
+def likeliest(score: jax.Array) -> jax.Array:
+  """jnp.argmax of f32 [B, V] over V, i32 [B], in two passes that a CPU's vectors can take (docs/log.md)."""
+  words = score.shape[-1]
+  return jnp.min(jnp.where(score == score.max(-1, keepdims=True), jnp.arange(words, dtype=jnp.int32), words - 1), axis=-1)
+
+
 def draw(logits, key, index, temperature, *, greedy: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(token i32, logp f32, entropy f32), each [B], of logits f32 [B, V] under a temperature; greedy takes the likeliest.
 
   key uint32 [B, 2] and index i32 [B], the token's number in its action: a row's draw depends on nothing else.
   """
   logp = jax.nn.log_softmax(logits / temperature, axis=-1)
-  one = lambda key, index, logp: jax.random.categorical(jax.random.fold_in(key, index), logp)
-  token = (jnp.argmax(logp, axis=-1) if greedy else jax.vmap(one)(key, index, logp)).astype(jnp.int32)
+  one = lambda key, index, logp: logp + jax.random.gumbel(jax.random.fold_in(key, index), logp.shape, logp.dtype)
+  token = likeliest(logp if greedy else jax.vmap(one)(key, index, logp))  # as jax.random.categorical draws
   chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
   return token, jnp.minimum(chosen, 0.0), -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 

@@ -64,6 +64,20 @@ def test_chunked_over_a_cache():
   np.testing.assert_allclose(attention.chunked(q, k, v, visible, query_block=8, key_block=16), want, atol=2e-6)
 
 
+@pytest.mark.parametrize("parts", [(804,), (512, 192, 100), (30, 774)])
+def test_one_query_over_a_cache_in_parts(parts):
+  """Rows of 3, 512 and 804 places: blocks of 256, 192, 201, 100, 30 and 258 places; what lies behind a row is poison, but never NaN."""
+  q, k, v = (jax.random.normal(jax.random.key(i), (3, n, h, 16)) for i, (n, h) in enumerate(((1, 6), (804, 2), (804, 2))))
+  place, order = jnp.array([[2], [511], [803]]), jnp.broadcast_to(jnp.arange(804), (3, 804))
+  behind = (order > place)[..., None, None]
+  k, v = jnp.where(behind, 1e4, k), jnp.where(behind, -1e4, v)
+  visible = attention.Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
+  cut = lambda a: jnp.split(jnp.swapaxes(a, 1, 2), np.cumsum(parts)[:-1], axis=2)
+  want = attention.naive(q, k, v, visible)
+  np.testing.assert_allclose(attention.over_cache(q, cut(k), cut(v), visible), want, atol=2e-6)
+  np.testing.assert_allclose(attention.over_cache(q, cut(k), cut(v), visible, "naive"), want, atol=2e-6)
+
+
 def test_chunked_memory_grows_with_length_not_with_its_square():
   """Temporaries of value and gradient, as XLA counts them: over 4096 tokens all scores of 4 heads alone are 268 MB."""
 

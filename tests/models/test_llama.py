@@ -18,8 +18,8 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "text"
 NAMES = ("llama", "smollm2", "qwen2", "qwen3")
 LENGTHS = (24, 17)
 forward = jax.jit(decoder.forward, static_argnames=("cfg", "remat", "attention"))
-prefill = jax.jit(decoder.prefill, static_argnames=("cfg", "span", "attention"))
-decode = jax.jit(decoder.decode_step, static_argnames=("cfg", "span", "attention"), donate_argnames="cache")
+prefill = jax.jit(decoder.prefill, static_argnames=("cfg", "attention"))
+decode = jax.jit(decoder.decode_step, static_argnames=("cfg", "attention"), donate_argnames="cache")
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -104,7 +104,7 @@ def test_chunks_of_a_prefill_are_one_prefill(qwen3):
       span = slice(at[row], at[row] + size)
       tokens[row, :size], positions[0, row, :size], valid[row, :size] = want["tokens"][row, span], np.arange(24)[span], True
     before = cache
-    hidden, cache = prefill(params, cfg, tokens, positions, valid, cache, span=32)
+    hidden, cache = prefill(params, cfg, tokens, positions, valid, cache)
     for row, size in enumerate(sizes):
       seen[row].append(hidden[row, :size])
       if not size:
@@ -116,17 +116,36 @@ def test_chunks_of_a_prefill_are_one_prefill(qwen3):
   np.testing.assert_array_equal(cache.next_position, LENGTHS)
 
 
-def test_what_lies_in_the_cache_beyond_a_row_or_beyond_the_span_is_never_read(qwen3):
+def test_what_lies_in_the_cache_beyond_a_row_is_never_read(qwen3):
   """A slot is handed on without being cleared: the last session's keys must not be seen."""
   cfg, params, want = qwen3
   fresh = decoder.init_cache(cfg, 2, 40)
   used = fresh._replace(k=tuple(a + 50.0 for a in fresh.k), v=tuple(a - 50.0 for a in fresh.v))
   args = (params, cfg, want["tokens"], count(want["tokens"]), want["valid"])
   clean, filled = prefill(*args, fresh)
-  dirty, refilled = prefill(*args, used, span=24)
+  dirty, refilled = prefill(*args, used)
   np.testing.assert_allclose(np.asarray(dirty)[want["valid"]], np.asarray(clean)[want["valid"]], atol=1e-6)
   token = jnp.array([3, 5], jnp.int32)
-  np.testing.assert_allclose(decode(params, cfg, token, refilled, span=25)[0], decode(params, cfg, token, filled)[0], atol=5e-6)
+  np.testing.assert_allclose(decode(params, cfg, token, refilled)[0], decode(params, cfg, token, filled)[0], atol=5e-6)
+
+
+@pytest.mark.parametrize("sizes", [(25,), (7, 18), (16, 8, 16), (24, 16)])
+def test_a_cache_in_parts_is_the_cache(qwen3, sizes):
+  """Rows end in different parts (24 and 17 places), one of them where a part does."""
+  cfg, params, want = qwen3
+  args = (params, cfg, want["tokens"], count(want["tokens"]), want["valid"])
+  once, filled = prefill(*args, decoder.init_cache(cfg, 2, 40))
+  cut = lambda a: jnp.split(a[:, :, : sum(sizes)], np.cumsum(sizes)[:-1], axis=2)
+  empty = decoder.init_cache(cfg, 2, 40)
+  parts = empty._replace(k=tuple(map(cut, empty.k)), v=tuple(map(cut, empty.v)))
+  hidden, parts = prefill(*args, parts)
+  np.testing.assert_allclose(np.asarray(hidden)[want["valid"]], np.asarray(once)[want["valid"]], atol=2e-5)
+  token = jnp.array([3, 5], jnp.int32)
+  (hidden, parts), (want_hidden, filled) = decode(params, cfg, token, parts), decode(params, cfg, token, filled)
+  np.testing.assert_allclose(hidden, want_hidden, atol=2e-5)
+  for row, n in enumerate(LENGTHS):
+    for mine, theirs in zip(parts.k + parts.v, filled.k + filled.v):
+      np.testing.assert_allclose(jnp.concatenate(mine, axis=2)[row, :, : n + 1], theirs[row, :, : n + 1], atol=2e-5)
 
 
 def test_an_inactive_row_is_left_as_it_was(qwen3):

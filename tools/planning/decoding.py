@@ -13,7 +13,7 @@ import numpy as np
 from core.config import one_line
 from models import decoder, int8
 from models.base import Policy
-from rollout.engine import Engine
+from rollout import engine
 from tools.planning import analytic
 from tools.planning.analytic import How, Plan
 from tools.planning.chips import GIB
@@ -50,23 +50,23 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
   unstack = (lambda p: int8.lighter(decoder.unstack(p))) if d.int8 else decoder.unstack
   policy = Policy(*[None] * len(Policy._fields))._replace(
     name=text.family, logits=decoder.logits, unstack=unstack, encode_images=lambda params, images: None,
-    init_cache=lambda batch, size: jax.eval_shape(lambda: decoder.init_cache(text, batch, size, dtype)),
-    decode_step=lambda params, token, position, cache, span=None: decoder.decode_step(params, text, token, cache, span=span),
+    init_cache=lambda batch, size: decoder.init_cache(text, batch, size, dtype),
+    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache),
   )  # fmt: skip
-  engine = Engine(policy, d.sessions, (d.filled,), (128,), steps, (), 1.0)
+  cache = jax.eval_shape(lambda: engine.empty_cache(policy, d.sessions, (d.filled,)))
   there = jax.sharding.SingleDeviceSharding(device)
   give = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree)
   row = lambda dtype, *more: jax.ShapeDtypeStruct((d.sessions, *more), np.dtype(dtype), sharding=there)
   params = give(jax.eval_shape(unstack, decoder.abstract(shape.leaves, dtype)))
   stops = jax.ShapeDtypeStruct((1,), np.dtype("i4"), sharding=there)
-  given = (params, give(engine.cache), row("i4"), row("i4"), row("i4"), row("?"), row("u4", 2), stops)
+  given = (params, give(cache), row("i4"), row("i4"), row("i4"), row("?"), row("u4", 2), stops)
   began = time.monotonic()
   try:
-    program = engine.programs.decode.trace(*given, steps=steps, span=d.filled).lower(lowering_platforms=("tpu",)).compile()
+    program = engine.programs(policy, 1.0).decode.trace(*given, steps=steps).lower(lowering_platforms=("tpu",)).compile()
   except jax.errors.JaxRuntimeError as error:
     return d._replace(room=0, said=f"the compiler refuses it: {one_line(error)}")
   m = program.memory_analysis()
-  sizes = {"weights": size_of(params), "cache": size_of(engine.cache)}
+  sizes = {"weights": size_of(params), "cache": size_of(cache)}
   more = m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes - sum(sizes.values())
   read = program.cost_analysis().get("bytes accessed", 0.0)
   said = f"compiled in {time.monotonic() - began:.0f} s"
