@@ -181,7 +181,7 @@ FAULTS = {  # how the device goes wrong, and what it is called
 def test_a_device_that_goes_wrong_is_an_infra_error_and_is_had_again(doubles, what):
   (double,) = doubles()
   cause, go_wrong = FAULTS[what]
-  cfg = knobs(double, call_seconds=BROKEN, popup_chance=0.0)
+  cfg = knobs(double, call_seconds=BROKEN, settle_most=BROKEN, popup_chance=0.0)  # a look may take what is left of the settling
   ((own, task, texts),) = scripts(cfg, 1)
   with pool_of(cfg) as pool:
     env = pool.env()
