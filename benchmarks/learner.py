@@ -1,6 +1,6 @@
 """The learner on this machine's CPU, as ratios within one run: packing, TRL beside it, saving, and a second start.
 
-  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=8] [--repeats=3]
+  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=6] [--repeats=2]
 
   share   useful tokens of packed rows on long episodes: prompt 600, 2 to 15 turns of a screenshot (2,691 tokens) and 150 written
   trl     the same episodes with all lengths / 32 through TRL's GRPOTrainer (its loss, its padding, its optimiser; no generation) and
@@ -10,12 +10,14 @@
   compiles  programs compiled in 50 updates on groups of random lengths, after the first (a small decoder: it is the shapes that count)
 
 A random model of SmolLM2-135M's sizes in float32. Steps are interleaved with the peak's measurement, so a busy machine slows all alike:
-ratios are what to read. TRL is optional (requirements-parity.txt).
+ratios are what to read. TRL is optional (requirements-parity.txt). Every line says when it was printed: on two cores all of it takes
+a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import pathlib
@@ -45,8 +47,13 @@ from models import decoder
 from models.config import ModelConfig
 from tools.planning.shapes import folder
 
-PROMPT, SCREEN, WRITTEN, TURNS, GROUP = 600, 2691, 150, (2, 15), 8
+PROMPT, SCREEN, WRITTEN, TURNS = 600, 2691, 150, (2, 15)
+BEGAN = time.perf_counter()
 KNOBS = types.SimpleNamespace(lr=1e-6, warmup=0, weight_decay=0.0)
+
+
+def say(text: str) -> None:
+  print(f"[{time.perf_counter() - BEGAN:4.0f} s] {text}", flush=True)
 
 
 def turns(count: int, seed: int) -> np.ndarray:
@@ -58,10 +65,28 @@ def share(count: int) -> None:
   length = PROMPT + turns(count, 0) * (SCREEN + WRITTEN)
   rows = len(fit_rows(length.tolist(), 65536))
   packed, padded = length.sum() / (rows * 65536), length.mean() / length.max()
-  print(f"useful tokens, {count} episodes: packed {packed:.3f} in {rows} rows of 65,536; padded to the longest {padded:.3f}", flush=True)
+  say(f"useful tokens, {count} episodes: packed {packed:.3f} in {rows} rows of 65,536; padded to the longest {padded:.3f}")
 
 
 # ---- the same episodes, ours and TRL's
+
+
+@functools.lru_cache(maxsize=1)
+def case(count: int, scale: int):
+  """(config, episodes, their pushes, random parameters)."""
+  cfg = model_config()
+  push = np.random.default_rng(3).normal(size=count).astype(np.float32)
+  return cfg, episodes(count, scale, cfg.vocab), push, begun(cfg)
+
+
+@functools.lru_cache(maxsize=1)
+def warm(count: int, scale: int) -> Ours:
+  """Our learner after its first step, which compiles."""
+  cfg, records, push, params = case(count, scale)
+  ours = Ours(cfg, jax.tree.map(jnp.copy, params), records, push)  # its steps donate them
+  say("our learner stands")
+  ours.first = ours.step()
+  return ours
 
 
 def model_config() -> ModelConfig:
@@ -86,18 +111,23 @@ def episodes(count: int, scale: int, vocab: int, seed: int = 1) -> list[TokenRec
   return out
 
 
+def built(cfg: ModelConfig):
+  """(score, optimiser, update) of a text model."""
+  logprobs = lambda p, *args, **kw: decoder.token_logprobs(p, cfg, *args, **kw)
+  forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments, remat="dots")
+  policy = types.SimpleNamespace(encode_images=lambda p, images: None, forward=forward, token_logprobs=logprobs, join=None)
+  score, optimiser = learner.make_score(policy), make_optimiser(KNOBS, 1.0, None)[0]
+  return score, optimiser, learner.make_update(score, dapo.make(dapo.defaults()).phases[0].loss, optimiser)
+
+
 class Ours:
   """core.learner's update on packed rows."""
 
   def __init__(self, cfg: ModelConfig, params, records: list[TokenRecord], push: np.ndarray, shape: PackShape | None = None):
     self.batch = packed(records, push, shape)
-    logprobs = lambda p, *args, **kw: decoder.token_logprobs(p, cfg, *args, **kw)
-    forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments)
-    policy = types.SimpleNamespace(encode_images=lambda p, images: None, forward=forward, token_logprobs=logprobs, join=None)
-    score, optimiser = learner.make_score(policy), make_optimiser(KNOBS, 1.0, None)[0]
+    score, optimiser, self.update = built(cfg)
     self.batch = self.batch.replace(behaviour_logp=np.asarray(jax.jit(score)(params, None, self.batch).logp))
-    self.update = learner.make_update(score, dapo.make(dapo.defaults()).phases[0].loss, optimiser)
-    self.state = TrainState.create(params, optimiser)
+    self.state, self.first = TrainState.create(params, optimiser), math.nan  # first: loss of the step that compiled
 
   def step(self) -> float:
     self.state, out = self.update(self.state, None, (self.batch,), None)
@@ -105,14 +135,15 @@ class Ours:
 
 
 def packed(records: list[TokenRecord], push: np.ndarray, shape: PackShape | None = None) -> Batch:
-  """shape: None = as few rows of the longest record's length as hold them."""
+  """shape: None = rows of the length that leaves least over, at most two of the longest record."""
   pushed = [np.where(r.is_action, a, 0).astype(np.float32) for r, a in zip(records, push)]
   at = lambda r: np.arange(len(r), dtype=np.int32)[None]
   items = [PackItem(r, [], at(r), a, r.is_action, i) for i, (r, a) in enumerate(zip(records, pushed))]
   if shape is None:
-    longest, most = max(map(len, records)), max(int(r.is_action.sum()) for r in records)
-    row = -(-longest // 128) * 128
-    rows = fit_rows([len(r) for r in records], row)
+    length, most = [len(r) for r in records], max(int(r.is_action.sum()) for r in records)
+    least = -(-max(length) // 64) * 64
+    row = min(range(least, 2 * least + 1, 64), key=lambda n: n * len(fit_rows(length, n)))  # what pack.row_tokens would be set to
+    rows = fit_rows(length, row)
     shape = PackShape(len(rows), row, 0, len(records), 1, row_actions=most * max(map(len, rows)))
   return to_batch(items, arrange(items, shape), shape, np.zeros(0, np.uint8))
 
@@ -201,50 +232,46 @@ def peak() -> Callable[[], float]:
 
 
 def beside_trl(count: int, scale: int, repeats: int) -> None:
-  cfg = model_config()
-  params = begun(cfg)
-  records = episodes(count, scale, cfg.vocab)
-  push = np.random.default_rng(3).normal(size=count).astype(np.float32)
+  cfg, records, push, params = case(count, scale)
   tokens, longest = sum(map(len, records)), max(map(len, records))
   measured, theirs = peak(), None
   if importlib.util.find_spec("trl") is not None:
     theirs = Trl(cfg, params, records, push)
-  ours = Ours(cfg, params, records, push)
-  print(f"{count} episodes, {tokens:,} tokens, longest {longest}; ours in {ours.batch.tokens.shape} ({useful_share(ours.batch):.3f} useful)"
-        f", padded {tokens / (count * longest):.3f}", flush=True)  # fmt: skip
-  said = (ours.step(), theirs.step() if theirs else math.nan)  # the first step compiles
-  print(f"loss of the first step: ours {said[0]:.6f}, TRL {said[1]:.6f}", flush=True)
+    say("TRL's trainer stands")
+  ours = warm(count, scale)
+  say(f"{count} episodes, {tokens:,} tokens, longest {longest}; ours in {ours.batch.tokens.shape} ({useful_share(ours.batch):.3f} useful)"
+        f", padded {tokens / (count * longest):.3f}")  # fmt: skip
+  say(f"loss of the first step: ours {ours.first:.6f}, TRL {theirs.step() if theirs else math.nan:.6f}")
   seconds: dict[str, list[float]] = {"ours": [], "trl": []}
   peaks = [measured()]
   for _ in range(repeats):
-    seconds["ours"].append(timed(ours.step))
-    peaks.append(measured())
-    if theirs:
-      seconds["trl"].append(timed(theirs.step))
-      peaks.append(measured())
+    for name, one in (("ours", ours), ("trl", theirs)):
+      if one:
+        seconds[name].append(timed(one.step))
+        peaks.append(max(measured() for _ in range(3)))
+        say(f"{name}: a step in {seconds[name][-1]:.1f} s, peak {peaks[-1] / 1e9:.0f} GFLOP/s")
   best, top = min(seconds["ours"]), max(peaks)
-  print(f"ours {best:.2f} s a step, {tokens / best:,.0f} useful tokens a second, MFU {useful_flops(cfg, records) / best / top:.2f} "
-        f"of {top / 1e9:.0f} GFLOP/s measured", flush=True)  # fmt: skip
+  say(f"ours {best:.2f} s a step, {tokens / best:,.0f} useful tokens a second, MFU {useful_flops(cfg, records) / best / top:.2f} "
+        f"of {top / 1e9:.0f} GFLOP/s measured")  # fmt: skip
   if theirs:
     other = min(seconds["trl"])
-    print(f"TRL {other:.2f} s a step, {tokens / other:,.0f} useful tokens a second; ours / TRL {other / best:.2f}", flush=True)
+    say(f"TRL {other:.2f} s a step, {tokens / other:,.0f} useful tokens a second; ours / TRL {other / best:.2f}")
 
 
 # ---- saving, and a second start
 
 
 def saving(count: int, scale: int) -> None:
-  cfg = model_config()
-  records = episodes(count, scale, cfg.vocab)
-  ours = Ours(cfg, begun(cfg), records, np.ones(count, np.float32))
-  ours.step()
-  step = min(timed(ours.step) for _ in range(2))
+  ours = warm(count, scale)
+  step = timed(ours.step)
+  say(f"a step in {step:.1f} s")
   with tempfile.TemporaryDirectory() as path, Checkpointer(pathlib.Path(path), keep=1) as checkpoints:
     waits = []
     for i in range(2):
       waits.append(timed(lambda i=i: checkpoints.save(i, {"states": {"policy": ours.state}}, {"facts": {}}, force=True, block=False)))
-      checkpoints.wait()
-  print(f"a save keeps the loop waiting {min(waits):.2f} s, a step takes {step:.2f} s: {min(waits) / step:.1%}", flush=True)
+      whole = timed(checkpoints.wait)
+      say(f"a save: the loop waits {waits[-1]:.2f} s, the disk has it {whole:.1f} s later")
+  say(f"a save keeps the loop waiting {min(waits):.2f} s, a step takes {step:.2f} s: {min(waits) / step:.1%}")
 
 
 START = "import sys; from benchmarks import learner; learner.compile_once(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"
@@ -253,17 +280,25 @@ START = "import sys; from benchmarks import learner; learner.compile_once(sys.ar
 def compile_once(cache: str, count: int, scale: int) -> None:
   use_compile_cache(cache)
   cfg = model_config()
-  ours = Ours(cfg, begun(cfg), episodes(count, scale, cfg.vocab), np.ones(count, np.float32))
-  lowered = ours.update.trace(ours.state, None, (ours.batch,), None).lower()
-  print(f"{timed(lowered.compile):.3f}")
+  _, optimiser, update = built(cfg)
+  state = jax.eval_shape(lambda key: TrainState.create(decoder.init(cfg, key), optimiser), jax.random.key(0))
+  batch = packed(episodes(count, scale, cfg.vocab), np.ones(count, np.float32))
+  began = time.perf_counter()
+  lowered = update.trace(state, None, (batch,), None).lower()
+  print(f"{time.perf_counter() - began:.3f} {timed(lowered.compile):.3f}")
 
 
 def second_start(count: int, scale: int) -> None:
+  found = []
   with tempfile.TemporaryDirectory() as cache:
     command = [sys.executable, "-c", START, cache, str(count), str(scale)]
-    run = lambda: subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-    first, second = (float(run().stdout.splitlines()[-1]) for _ in range(2))
-  print(f"compiling the update: first start {first:.2f} s, second, from the cache, {second:.2f} s: {first / second:.1f} times faster")
+    for _ in range(2):
+      out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=900).stdout
+      found.append([float(x) for x in out.splitlines()[-1].split()])
+      say(f"a start: traced in {found[-1][0]:.2f} s, compiled in {found[-1][1]:.2f} s")
+  first, second = (pair[1] for pair in found)
+  say(f"compiling the update: first start {first:.2f} s, second, from the cache, {second:.2f} s: {first / second:.1f} times faster "
+      f"({sum(found[0]) / sum(found[1]):.1f} times with tracing)")  # fmt: skip
 
 
 def compile_count(updates: int, count: int, scale: int) -> None:
@@ -282,7 +317,7 @@ def compile_count(updates: int, count: int, scale: int) -> None:
       ours.step()
       found.append(compiles.take())
   lengths = f"{count} episodes of {round(PROMPT / scale) + TURNS[0] * round((SCREEN + WRITTEN) / scale)} to {longest} tokens"
-  print(f"programs compiled, {updates} updates on {lengths} after the first: {sum(found[1:])} (the first: {found[0]})", flush=True)
+  say(f"programs compiled, {updates} updates on {lengths} after the first: {sum(found[1:])} (the first: {found[0]})")
 
 
 def main(_) -> None:
@@ -302,7 +337,7 @@ FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
   flags.DEFINE_list("parts", ["share", "trl", "save", "start", "compiles"], "What is measured.")
-  flags.DEFINE_integer("episodes", GROUP, "Episodes a step.", lower_bound=2)
+  flags.DEFINE_integer("episodes", 6, "Episodes a step.", lower_bound=2)
   flags.DEFINE_integer("scale", 32, "What the long episodes' lengths are divided by.", lower_bound=1)
-  flags.DEFINE_integer("repeats", 3, "Steps of each, interleaved; the best counts.", lower_bound=1)
+  flags.DEFINE_integer("repeats", 2, "Steps of each, interleaved; the best counts.", lower_bound=1)
   app.run(main)
