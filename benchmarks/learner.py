@@ -1,6 +1,6 @@
 """The learner on this machine's CPU, as ratios within one run: packing, TRL beside it, saving, and a second start.
 
-  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=6] [--repeats=2]
+  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=4] [--repeats=2]
 
   share   useful tokens of packed rows on long episodes: prompt 600, 2 to 15 turns of a screenshot (2,691 tokens) and 150 written
   trl     the same episodes with all lengths / 32 through TRL's GRPOTrainer (its loss, its padding, its optimiser; no generation) and
@@ -68,6 +68,11 @@ def share(count: int) -> None:
   say(f"useful tokens, {count} episodes: packed {packed:.3f} in {rows} rows of 65,536; padded to the longest {padded:.3f}")
 
 
+def even(count: int) -> np.ndarray:
+  """As many turns as the mix has, one of each of its `count` equal parts: a few episodes that pad as many do."""
+  return np.floor(TURNS[0] + (TURNS[1] + 1 - TURNS[0]) * (np.arange(count) + 0.5) / count).astype(int)
+
+
 # ---- the same episodes, ours and TRL's
 
 
@@ -76,7 +81,7 @@ def case(count: int, scale: int):
   """(config, episodes, their pushes, random parameters)."""
   cfg = model_config()
   push = np.random.default_rng(3).normal(size=count).astype(np.float32)
-  return cfg, episodes(count, scale, cfg.vocab), push, begun(cfg)
+  return cfg, episodes(even(count), scale, cfg.vocab), push, begun(cfg)
 
 
 @functools.lru_cache(maxsize=1)
@@ -98,10 +103,10 @@ def begun(cfg: ModelConfig):
   return jax.jit(lambda key: decoder.init(cfg, key))(jax.random.key(0))
 
 
-def episodes(count: int, scale: int, vocab: int, seed: int = 1) -> list[TokenRecord]:
-  """Episodes of a text model with the long ones' lengths divided by `scale`."""
+def episodes(many: np.ndarray, scale: int, vocab: int, seed: int = 1) -> list[TokenRecord]:
+  """Episodes of so many turns for a text model, with the long ones' lengths divided by `scale`."""
   rng, out = np.random.default_rng(seed), []
-  for h in turns(count, seed + 1):
+  for h in many:
     prompt, seen, wrote = (max(1, round(n / scale)) for n in (PROMPT, SCREEN, WRITTEN))
     is_action = np.concatenate([np.zeros(prompt, bool), *[np.repeat([False, True], [seen, wrote])] * int(h)])
     step = np.concatenate([np.zeros(prompt, np.int32), np.repeat(np.arange(h, dtype=np.int32), seen + wrote)])
@@ -188,12 +193,16 @@ class Trl:
     self.model, self.torch = model.train(), torch
 
   def step(self) -> float:
-    loss = self.trainer._compute_loss(self.model, self.inputs)
-    loss.backward()
+    """Two episodes at a time, as wide as the longest of all, gradients added: what its buffered batches are, and what memory holds."""
+    total = 0.0
+    for at in range(0, len(self.inputs["advantages"]), 2):
+      loss = self.trainer._compute_loss(self.model, {k: v[at : at + 2] if v.ndim else v for k, v in self.inputs.items()})
+      loss.backward()
+      total += float(loss.detach())
     self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
     self.trainer.optimizer.step()
     self.trainer.optimizer.zero_grad()
-    return float(loss.detach())
+    return total
 
 
 def named(params) -> dict[str, np.ndarray]:
@@ -282,7 +291,7 @@ def compile_once(cache: str, count: int, scale: int) -> None:
   cfg = model_config()
   _, optimiser, update = built(cfg)
   state = jax.eval_shape(lambda key: TrainState.create(decoder.init(cfg, key), optimiser), jax.random.key(0))
-  batch = packed(episodes(count, scale, cfg.vocab), np.ones(count, np.float32))
+  batch = packed(episodes(even(count), scale, cfg.vocab), np.ones(count, np.float32))
   began = time.perf_counter()
   lowered = update.trace(state, None, (batch,), None).lower()
   print(f"{time.perf_counter() - began:.3f} {timed(lowered.compile):.3f}")
@@ -310,7 +319,7 @@ def compile_count(updates: int, count: int, scale: int) -> None:
   with CompileCounter() as compiles:
     found = []
     for i in range(updates + 1):
-      records = episodes(count, scale, cfg.vocab, seed=10 + i)
+      records = episodes(turns(count, 11 + i), scale, cfg.vocab, seed=10 + i)
       if ours is None:
         ours = Ours(cfg, begun(cfg), records, push, shape)
       ours.batch = packed(records, push, shape)
@@ -337,7 +346,7 @@ FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
   flags.DEFINE_list("parts", ["share", "trl", "save", "start", "compiles"], "What is measured.")
-  flags.DEFINE_integer("episodes", 6, "Episodes a step.", lower_bound=2)
+  flags.DEFINE_integer("episodes", 4, "Episodes a step.", lower_bound=2)
   flags.DEFINE_integer("scale", 32, "What the long episodes' lengths are divided by.", lower_bound=1)
   flags.DEFINE_integer("repeats", 2, "Steps of each, interleaved; the best counts.", lower_bound=1)
   app.run(main)

@@ -249,6 +249,13 @@ def check_policy(cfg) -> None:
   """What of the run does not go with a checkpoint's policy. The checkpoint's own knobs are checked where it is read."""
   if cfg.policy.checkpoint and cfg.sampler.endpoints:
     raise ValueError("sampler.endpoints with policy.checkpoint: servers take the tiny policy only in this version, leave one of them empty")
+  if cfg.policy.checkpoint:
+    return
+  flat = lambda knobs: {name: knobs[name] for name in knobs if name != "lora"} | {f"lora.{n}": v for n, v in knobs.lora.items()}
+  got = flat(cfg.policy)
+  for name, usual in flat(find("models", "checkpoint").defaults()).items():
+    if got[name] != usual:
+      raise ValueError(f"policy.{name} is {got[name]!r}, which the tiny policy has no use for: give policy.checkpoint, or leave it out")
 
 
 def policy(cfg) -> str:

@@ -74,12 +74,12 @@ def defaults() -> ml_collections.ConfigDict:
   )
 
 
-def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np.ndarray:
+def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int, across: bool = False) -> np.ndarray:
   """`devices` in that shape, near ones beside each other. Each process has whole rows, since it packs its own: a slice's own order could
-  lay a row across two hosts. ValueError where its devices do not make whole rows."""
-  if processes == 1:
-    return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+  lay a row across two hosts. ValueError where its devices do not make whole rows. across: then rows lie across processes, in a plan."""
   most, shared = len(devices) // processes, shape[2] * shape[3]
+  if processes == 1 or across and shared > most:
+    return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
   if most % shared:
     raise ValueError(
       f"mesh.context x mesh.tensor = {shared} devices share a row, but the {processes} processes have {most} devices each: wanted a "
@@ -93,10 +93,11 @@ def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np
   )  # fmt: skip
 
 
-def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
-  """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
+def make(cfg: Any, devices: Sequence[Any] | None = None, across: bool = False) -> Mesh:
+  """The mesh of `devices` (all there are), axes AXES. cfg: see defaults; across: see arranged. ValueError of one line where the sizes do
+  not fit them."""
   devices = list(jax.devices() if devices is None else devices)
-  return Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices})), AXES)
+  return Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices}), across), AXES)
 
 
 def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:

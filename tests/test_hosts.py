@@ -4,13 +4,13 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from conftest import free_address
 from test_train import ROOT, assert_same_run, command
 
 from core import hosts
@@ -21,12 +21,6 @@ SMALL = {
   "copy__demonstrations": 6, "copy__updates": 3, "practice__updates": 3, "practice__slots": 4, "eval__every": 0, "env__held_out_tasks": 2,
   "gate__known_good": 0, "gate__do_nothing": 0, "watchdog__seconds": 300.0, "watchdog__compiling": 300.0,
 }  # fmt: skip
-
-
-def free_address():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{s.getsockname()[1]}"
 
 
 def begin(program, workdir, address, index, folder, **changed):

@@ -139,7 +139,7 @@ def main(argv: list[str]) -> int:
       plans = [compiled.train(plan, shape, rows, how, cfg, state, flags["hlo"]) for plan in plans]
     samplers = cfg.sampler.sessions
     for plan in () if flags["table"] else plans:
-      print(show.text(plan, what))
+      print(show.text(plan, what), flush=True)
       sampler = decoding.estimate(shape, how, plan, rows.tokens, samplers.int8)
       if not flags["analytic"]:
         sampler = decoding.compile_for(sampler, shape, how, compiled.devices(plan.topology)[0], samplers.steps)

@@ -103,6 +103,15 @@ def test_what_is_given_for_real_computers_must_fit(mode, knobs, says):
     base.check(cfg)
 
 
+@pytest.mark.parametrize("knobs, says", [({"remat_tower": "full"}, "policy.remat_tower is 'full', which the tiny policy has no use for"),
+                                         ({"lora.rank": 4}, "policy.lora.rank is 4, which the tiny policy")])  # fmt: skip
+def test_a_checkpoints_knobs_are_refused_where_there_is_none(knobs, says):
+  cfg = get("osworld")
+  cfg.policy.update_from_flattened_dict(knobs)
+  with pytest.raises(ValueError, match=says):
+    base.check(cfg)
+
+
 @pytest.mark.parametrize("mode, computer", [("shop", "shop/browser"), ("real", "webarena/browser"), ("", "sim/phone")])
 def test_webrl_has_three_places_to_practise_in(mode, computer):
   cfg = get("webarena", mode)

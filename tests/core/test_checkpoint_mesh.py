@@ -1,12 +1,12 @@
 """Checkpoints across meshes and processes: fault rows K10 and K1 on a pod, played with forced CPU devices and gloo."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
+from conftest import free_address
 
 from core.checkpoint import Checkpointer
 from core.find import ROOT
@@ -74,9 +74,7 @@ for shard in back["w"].addressable_shards:
 assert c.steps() == [2]
 """
   )
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{s.getsockname()[1]}"
+  address = free_address()
   finish(*[python(code, 2, tmp_path, address, i) for i in range(2)])
   back, host, step = Checkpointer(tmp_path).restore({"w": jnp.zeros((8, 4)), "b": np.zeros(3, np.float32)})
   assert step == 2 and host["me"] == 0

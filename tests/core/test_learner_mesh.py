@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -335,9 +334,9 @@ def test_every_mesh_gives_one_gradient():
 
 @pytest.mark.slow
 def test_two_processes_of_four_devices_give_it_too():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{s.getsockname()[1]}"
+  from conftest import free_address
+
+  address = free_address()
   for out in said(*(start("processes", address, i, devices=4) for i in range(2))):
     check(out, ["2 x 4"])
 

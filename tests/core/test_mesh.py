@@ -194,3 +194,5 @@ def test_every_process_has_whole_rows_whatever_the_slice_looks_like(shape):
 def test_a_row_on_more_devices_than_a_process_has_is_one_line():
   with pytest.raises(ValueError, match="= 8 devices share a row, but the 4 processes have 4 devices each: wanted a divisor of 4"):
     mesh_lib.arranged((1, 2, 8, 1), pod(), 4)
+  rows = mesh_lib.arranged((1, 2, 8, 1), pod(), 4, across=True).reshape(2, 8)  # a plan's: two halves of the slice
+  assert sorted(device.id for device in rows.flat) == list(range(16)) and [len({d.process_index for d in row}) for row in rows] == [2, 2]

@@ -81,7 +81,7 @@ def batch(shape: Shape, work: Work, mesh: Any, needs: frozenset) -> Batch:
 
 def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any, hlo_folder: str = "") -> Plan:
   """The analytic plan with memory and collectives as the compiler has them. hlo_folder: where the program's text goes, "" = nowhere."""
-  mesh = mesh_lib.make(plan.mesh, devices(plan.topology))
+  mesh = mesh_lib.make(plan.mesh, devices(plan.topology), across=True)
   agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
   phase = next(p for p in agent.phases if p.params_key == "policy")
   score = learner.make_score(policy(shape, work, cfg), cfg.practice.temperature)
