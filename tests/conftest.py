@@ -1,9 +1,7 @@
 """What tests of several folders share: a tiny policy small enough to compile in a moment, and episodes made by hand."""
 
-import contextlib
 import os
 import shutil
-import socket
 import tempfile
 
 import numpy as np
@@ -42,15 +40,6 @@ def compile_quickly():
   yield
   jax.config.update("jax_disable_most_optimizations", before)
   jax.clear_caches()  # programs compiled so round differently in the last bit, and later modules would be handed them
-
-
-def free_address():
-  """address:port for the first of several processes. Below the ports that the kernel hands out: one of those may be somebody's before it
-  is listened on, or a companion that is early connects to itself."""
-  for port in np.random.default_rng().permutation(np.arange(20000, 30000)).tolist():
-    with socket.socket() as s, contextlib.suppress(OSError):
-      s.bind(("127.0.0.1", port))
-      return f"127.0.0.1:{port}"
 
 
 PIECES = ["tap(", ", ", ")", "wait()", "press(BACK)", "0.25", "0.50", "open ", "red", " mug", "the "]

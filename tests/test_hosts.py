@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import free_address
+from ports import free_address
 from test_train import ROOT, assert_same_run, command
 
 from core import hosts

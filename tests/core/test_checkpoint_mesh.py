@@ -6,7 +6,7 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
-from conftest import free_address
+from ports import free_address
 
 from core.checkpoint import Checkpointer
 from core.find import ROOT

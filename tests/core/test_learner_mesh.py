@@ -334,7 +334,7 @@ def test_every_mesh_gives_one_gradient():
 
 @pytest.mark.slow
 def test_two_processes_of_four_devices_give_it_too():
-  from conftest import free_address
+  from ports import free_address
 
   address = free_address()
   for out in said(*(start("processes", address, i, devices=4) for i in range(2))):
