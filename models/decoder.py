@@ -253,7 +253,8 @@ def prefill(
   parts = lambda held: held if isinstance(held, list) else [held]
   sizes = [part.shape[2] for part in parts(cache.k[0])]
   place = cache.length[:, None] + jnp.arange(count)
-  targets = [jnp.where(valid & (place >= end - n) & (place < end), place - end + n, n) for n, end in zip(sizes, itertools.accumulate(sizes))]
+  inside = lambda n, end: jnp.where(valid & (place >= end - n) & (place < end), place - end + n, n)  # beyond the end: dropped
+  targets = [inside(n, end) for n, end in zip(sizes, itertools.accumulate(sizes))]
   order = jnp.broadcast_to(jnp.arange(sum(sizes), dtype=jnp.int32), (batch, sum(sizes)))
   visible = Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
   turn, rows = rope_tables(cfg, positions), jnp.arange(batch)[:, None]
