@@ -144,6 +144,9 @@ class Engine:
   def warm_up(self, params: Any, images: np.ndarray, axes: int) -> None:
     """Compiles every program, so that none is while episodes run. images: of any prompt; axes: of its positions. What the slots hold
     is lost."""
+    leaf = jax.tree.leaves(params)[0]
+    if leaf.committed and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding):  # as what programs return will be: else the
+      self.cache = jax.device_put(self.cache, leaf.sharding)  # first of them would be compiled again for it
     features, none = self.blank(params, images), np.zeros(0, np.int32)
     if len(images):
       self.encode(params, images[0])
