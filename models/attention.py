@@ -1,7 +1,7 @@
 """Causal attention within segments, by several backends of one signature, each equal to `naive` in its numbers.
 
   naive     the oracle: every score at once, memory T x S
-  chunked   blocks of queries and keys with a running softmax, memory linear in T and S, on any device
+  chunked   blocks of queries and keys with a running softmax, memory linear in T and S, on any device; of packed rows only what is seen
   splash    the TPU kernel of jax.experimental.pallas for packed rows (a query a key), T a multiple of 128; asked for by name, a sampler's
             cache and a tower's images, which are not packed rows, take what "auto" would
   cudnn     jax.nn.dot_product_attention's fused kernel on NVIDIA GPUs, 16-bit floats, with a mask of T x S bytes a row
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import NamedSharding
@@ -72,40 +73,97 @@ def _even(length: int, most: int) -> int:
   return min(most, -(-length // -(-length // most) // 16) * 16)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query_block: int = 512, key_block: int = 256) -> jax.Array:
-  """The same with a running softmax over blocks of keys. Blocks in which nobody sees anybody cost nothing; sizes are upper limits."""
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, query_block: int = 0, key_block: int = 256) -> jax.Array:
+  """The same with a running softmax over blocks of keys, forward and backward (FlashAttention-2, arXiv 2307.08691, algorithms 1 and 2).
+  A block of queries goes from the first to the last block of keys of which it may see some; packed rows one after another, since each
+  has segments of its own. Sizes are upper limits; query_block 0: 256 of packed rows, where small ones leave out more, else 512."""
   batch, length, heads, d = q.shape
-  kv_heads, group, size = k.shape[2], heads // k.shape[2], _even(length, query_block)
-  keys = tuple(_blocks(a, _even(k.shape[1], key_block)) for a in (k, v, visible.key_order, visible.key_segment))
+  if visible.packed and batch > 1:
+    one = lambda row: chunked(*(a[None] for a in row[:3]), Visible(*(a[None] for a in row[3:]), True), query_block=query_block,
+                              key_block=key_block)[0]  # fmt: skip
+    return jax.lax.map(one, (q, k, v, *visible[:4]))
+  query_block, key_block = _even(length, query_block or (256 if visible.packed else 512)), _even(k.shape[1], key_block)
+  kv_heads = k.shape[2]
+  queries = _blocks(q, query_block).reshape(-1, batch, query_block, kv_heads, heads // kv_heads, d)
+  queries = jnp.moveaxis(queries, 2, 4).reshape(-1, batch, kv_heads, heads // kv_heads * query_block, d)
+  keys, values = (jnp.swapaxes(_blocks(a, key_block), 2, 3) for a in (k, v))
+  seen = [_blocks(a, size) for a, size in zip(visible[:4], (query_block, key_block) * 2)]
+  out = _by_blocks(queries, keys, values, Visible(*seen)).reshape(-1, batch, kv_heads, heads // kv_heads, query_block, d)
+  return jnp.moveaxis(out, (0, 4), (1, 2)).reshape(batch, -1, heads, d)[:, :length]
 
-  def one_query_block(args):
-    q_b, order, segment = args
-    q_b = jnp.moveaxis(q_b.reshape(batch, size, kv_heads, group, d) * d**-0.5, 1, 3)  # here, where it is small: see layers.attend
 
-    def add(carry, block):
-      k_b, v_b, mask = block
+def _reach(seen: Visible) -> jax.Array:
+  """i32 [2, blocks of queries]: from which block of keys on each may see some, and up to which (both from the least and largest orders and
+  segments in them: nothing visible is left out)."""
+  least = lambda segment: jnp.where(segment > 0, segment, 2**30).min(-1)
+  q, k = seen.query_segment, seen.key_segment
+  may = (seen.key_order.min(-1)[None] <= seen.query_order.max(-1)[:, None]) & (least(k)[None] <= q.max(-1)[:, None])
+  may = (may & (k.max(-1)[None] >= least(q)[:, None])).any(-1)
+  number = jnp.arange(may.shape[1])
+  return jnp.stack([jnp.where(may, number, may.shape[1]).min(1), jnp.where(may, number + 1, 0).max(1)]).astype(jnp.int32)
+
+
+def _scores(q: jax.Array, k: jax.Array, seen: Visible, i: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Of query block i and key block j: f32 [B, K, group * queries, keys], and who sees whom of the same shape."""
+  of = lambda a, at: jax.lax.dynamic_index_in_dim(a, at, keepdims=False)
+  block = Visible(of(seen.query_order, i), of(seen.key_order, j), of(seen.query_segment, i), of(seen.key_segment, j))
+  scores = jnp.einsum("bkqd,bksd->bkqs", q, of(k, j), preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+  mask = jnp.tile(block.mask(), (1, q.shape[2] // block.query_order.shape[1], 1))[:, None]
+  return scores, mask
+
+
+@jax.custom_vjp
+def _by_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: Visible) -> jax.Array:
+  """q [N, B, K, group * queries, d], k and v [M, B, K, keys, d], seen [N or M, B, queries or keys] -> as q."""
+  return _by_blocks_kept(q, k, v, seen)[0]
+
+
+def _by_blocks_kept(q, k, v, seen):
+  reach = _reach(seen)
+
+  def one(i):
+    def add(j, carry):
       top, total, acc = carry
-      scores = jnp.einsum("bkgtd,bskd->bkgts", q_b, k_b, preferred_element_type=jnp.float32)
-      scores = jnp.where(mask[:, None, None], scores, -1e30)
+      scores, mask = _scores(q[i], k, seen, i, j)
+      scores = jnp.where(mask, scores, -1e30)
       new = jnp.maximum(top, scores.max(-1))
       weights, fade = jnp.exp(scores - new[..., None]), jnp.exp(top - new)
-      mixed = jnp.einsum("bkgts,bskd->bkgtd", weights.astype(v_b.dtype), v_b, preferred_element_type=jnp.float32)
+      mixed = jnp.einsum("bkqs,bksd->bkqd", weights.astype(v.dtype), v[j], preferred_element_type=jnp.float32)
       return new, total * fade + weights.sum(-1), acc * fade[..., None] + mixed
 
-    def step(carry, block):
-      k_b, v_b, key_order, key_segment = block
-      mask = Visible(order, key_order, segment, key_segment).mask()
-      return jax.lax.cond(mask.any(), add, lambda c, _: c, carry, (k_b, v_b, mask)), None
+    shape = q.shape[1:4]
+    start = (jnp.full(shape, -1e30, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, q.shape[4]), jnp.float32))
+    top, total, acc = jax.lax.fori_loop(reach[0, i], reach[1, i], add, start)
+    total = jnp.maximum(total, 1e-30)
+    return (acc / total[..., None]).astype(q.dtype), top + jnp.log(total)
 
-    shape = (batch, kv_heads, group, size)
-    start = (jnp.full(shape, -1e30, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, d), jnp.float32))
-    (_, total, acc), _ = jax.lax.scan(step, start, keys)
-    mixed = acc / jnp.maximum(total, 1e-30)[..., None]
-    return jnp.moveaxis(mixed, 3, 1).reshape(batch, size, heads, d).astype(q.dtype)
+  out, spread = (checkpoint_name(a, "attended") for a in jax.lax.map(one, jnp.arange(q.shape[0])))
+  return out, (q, k, v, seen, out, spread)
 
-  queries = tuple(_blocks(a, size) for a in (q, visible.query_order, visible.query_segment))
-  out = jax.lax.map(jax.checkpoint(one_query_block), queries)
-  return jnp.moveaxis(out, 0, 1).reshape(batch, -1, heads, d)[:, :length]
+
+def _by_blocks_back(kept, g):
+  q, k, v, seen, out, spread = kept
+  reach, delta = _reach(seen), jnp.sum(g.astype(jnp.float32) * out, -1)
+  product = lambda how, a, b: jnp.einsum(how, a.astype(k.dtype), b, preferred_element_type=jnp.float32)
+
+  def one(sums, i):
+    def add(j, carry):
+      to_q, to_k, to_v = carry
+      scores, mask = _scores(q[i], k, seen, i, j)
+      weights = jnp.where(mask, jnp.exp(scores - spread[i][..., None]), 0)
+      to_scores = weights * (product("bkqd,bksd->bkqs", g[i], v[j]) - delta[i][..., None]) * q.shape[-1] ** -0.5
+      to_v = to_v.at[j].add(product("bkqs,bkqd->bksd", weights, g[i]))
+      return to_q + product("bkqs,bksd->bkqd", to_scores, k[j]), to_k.at[j].add(product("bkqs,bkqd->bksd", to_scores, q[i])), to_v
+
+    to_q, *sums = jax.lax.fori_loop(reach[0, i], reach[1, i], add, (jnp.zeros(q.shape[1:], jnp.float32), *sums))
+    return tuple(sums), to_q.astype(q.dtype)
+
+  zero = lambda a: jnp.zeros(a.shape, jnp.float32)
+  (to_k, to_v), to_q = jax.lax.scan(one, (zero(k), zero(v)), jnp.arange(q.shape[0]))
+  return to_q, to_k.astype(k.dtype), to_v.astype(v.dtype), None
+
+
+_by_blocks.defvjp(_by_blocks_kept, _by_blocks_back)
 
 
 def single(q: jax.Array, k: list[jax.Array], v: list[jax.Array], visible: Visible) -> jax.Array:

@@ -145,7 +145,8 @@ def _finish(cfg: ModelConfig, layer: dict, x: jax.Array, mixed: jax.Array) -> ja
 def remat_body(body, name: str):
   """body under the rematerialisation policy of that name: what the backward pass keeps of a layer.
 
-  none: all · dots: outputs of matrix products · attention: the mixed values · full: a layer's input · offload: that, in host memory
+  none: all · dots: outputs of matrix products and of chunked attention · attention: the mixed values · full: a layer's input ·
+  offload: that, in host memory
   """
   policies = jax.checkpoint_policies
   if name not in REMAT:
@@ -153,7 +154,9 @@ def remat_body(body, name: str):
   if name == "none":
     return body
   policy = {
-    "dots": policies.dots_with_no_batch_dims_saveable,
+    "dots": policies.save_from_both_policies(
+      policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("attended")  # else chunked attention runs twice
+    ),
     "attention": policies.save_only_these_names("mixed"),
     "full": policies.nothing_saveable,
     "offload": policies.save_and_offload_only_these_names(

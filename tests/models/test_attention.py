@@ -54,6 +54,14 @@ def test_a_backend_is_the_oracle(name):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+def test_chunked_leaves_out_what_nobody_sees():
+  """Blocks of two places, segments 1 1 | 1 2 | 2 2 | padding: the third block of queries begins at the second of keys, the last sees
+  none."""
+  seen = attention.packed(jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]]))
+  reach = attention._reach(attention.Visible(*(attention._blocks(a, 2) for a in seen[:4])))
+  np.testing.assert_array_equal(reach, [[0, 0, 1, 4], [1, 2, 3, 0]])
+
+
 def test_chunked_over_a_cache():
   """Queries at places 70.. and 3.. of a cache of 100: ragged rows, blocks that do not divide, blocks that nobody sees."""
   q, k, v = (jax.random.normal(jax.random.key(i), (2, n, h, 16)) for i, (n, h) in enumerate(((20, 4), (100, 2), (100, 2))))
@@ -95,6 +103,7 @@ def test_chunked_memory_grows_with_length_not_with_its_square():
 def test_what_is_chosen():
   _, _, _, visible = packed_inputs()
   assert attention.choose("auto", visible, jnp.float32) == "naive"
+  assert attention.choose("auto", attention.packed(jnp.ones((1, 1024), jnp.int32)), jnp.float32) == "chunked"  # on a CPU
   assert attention.choose("auto", visible._replace(key_order=jnp.zeros((1, 2**20))), jnp.float32) == "chunked"
   assert attention.choose("splash", visible, jnp.float32) == "splash"
   assert attention.choose("splash", visible._replace(packed=False), jnp.float32) == "naive"  # a cache
