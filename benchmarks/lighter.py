@@ -51,10 +51,11 @@ def speed(folder: str, slots: int, calls: int) -> dict[str, dict[str, float]]:
   return out
 
 
-def mismatch(folder: str, count: int) -> dict[str, dict[str, float]]:
+def mismatch(folder: str, template: str, count: int) -> dict[str, dict[str, float]]:
   """policy/mismatch_kl (agents/objective.py) of answers to the phone's first screens, as the learner's weights score them."""
   cfg = android.get_config()
-  cfg.update({"env": {"text": True}, "policy": {"checkpoint": folder, "max_prompt": 1000, "max_action": 24, "remat": "none"}})
+  known = {"checkpoint": folder, "template": template, "max_prompt": 1000, "max_action": 24, "remat": "none"}
+  cfg.update({"env": {"text": True}, "policy": known})
   world, prompts = evaluate.build(cfg), []
   env = world.make_env(True)
   for task in world.tasks["held_out"][:count]:
@@ -150,7 +151,7 @@ def main(argv: list[str]) -> None:
   rows: dict[str, dict[str, float]] = {name: {} for name in NAMES}
   parts = []
   if FLAGS.checkpoint:
-    parts += [speed(FLAGS.checkpoint, FLAGS.slots, FLAGS.calls), mismatch(FLAGS.checkpoint, FLAGS.prompts)]
+    parts += [speed(FLAGS.checkpoint, FLAGS.slots, FLAGS.calls), mismatch(FLAGS.checkpoint, FLAGS.template, FLAGS.prompts)]
   if FLAGS.workdir:
     scores, episodes = success(FLAGS.workdir, FLAGS.tries)
     parts.append(scores)
@@ -163,6 +164,7 @@ def main(argv: list[str]) -> None:
 
 FLAGS = flags.FLAGS
 if __name__ == "__main__":
+  flags.DEFINE_string("template", "smollm2", "how its prompts are written, policy.template (docs/policies.md)")
   flags.DEFINE_string("checkpoint", "", "a text model's folder (tools/smollm2.py)")
   flags.DEFINE_string("workdir", "", "a finished run of the tiny policy on simulated computers")
   flags.DEFINE_integer("tries", 4, "tries a held-out task", lower_bound=1)
