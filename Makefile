@@ -22,7 +22,7 @@ test-long: .venv/test
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-parity: .venv/parity
-	$(BIN)/python -m pytest -m parity -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "parity and not long" -n 2 --dist loadfile $(ARGS)
 
 system:
 	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell \

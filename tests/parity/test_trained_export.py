@@ -37,7 +37,7 @@ def folder(tmp_path):
   return path
 
 
-@pytest.mark.parametrize("rank", [4])  # all parameters, without adapters: tests/parity/test_vl_models.py and tests/test_policies.py
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 4])  # 0: all parameters
 def test_a_trained_policy_reopens_in_transformers(folder, tmp_path, rank):
   knobs = {
     "policy.checkpoint": folder, "policy.instruction": folder / "instruction.txt", "policy.max_prompt": 180, "policy.max_action": 40,
