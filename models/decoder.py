@@ -257,12 +257,14 @@ def prefill(
   sizes = [part.shape[2] for part in parts(cache.k[0])]
   place = cache.length[:, None] + jnp.arange(count)
   inside = lambda n, end: jnp.where(valid & (place >= end - n) & (place < end), place - end + n, n)  # beyond the end: dropped
-  targets = [inside(n, end) for n, end in zip(sizes, itertools.accumulate(sizes))]
+  lone = int(batch * count == 1)  # one place alone would become an update in place, for which XLA's CPU copies every part four times
+  targets = [jnp.pad(inside(n, end), ((0, 0), (0, lone)), constant_values=n) for n, end in zip(sizes, itertools.accumulate(sizes))]
   order = jnp.broadcast_to(jnp.arange(sum(sizes), dtype=jnp.int32), (batch, sum(sizes)))
   visible = Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
   turn, rows = rope_tables(cfg, positions), jnp.arange(batch)[:, None]
 
   def put(held, new):
+    new = jnp.pad(new, ((0, 0), (0, lone), (0, 0), (0, 0)))
     grown = [part.at[rows, :, at].set(new.astype(part.dtype), mode="drop") for part, at in zip(parts(held), targets, strict=True)]
     return grown if isinstance(held, list) else grown[0]
 

@@ -39,7 +39,7 @@ def linear(p: dict, x: jax.Array) -> jax.Array:
 def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
   """x [..., in] times weight [out, in] transposed. A decode step's few rows, [B, D] or [B, 1, D], come second: on a CPU such a
   product is bound by reading the weight, which is read as it lies then (docs/log.md)."""
-  few = 1 < x.shape[0] <= FEW and (x.ndim == 2 or x.ndim == 3 and x.shape[1] == 1)
+  few = x.shape[0] <= FEW and (x.ndim == 2 or x.ndim == 3 and x.shape[1] == 1)
   if not few:
     return jnp.einsum("...i,oi->...o", x, weight)
   return jnp.moveaxis(jnp.einsum("oi,b...i->ob...", weight, x), 0, -1)
