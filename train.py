@@ -134,10 +134,11 @@ class Run:
     self.stop.agreed = any(hosts.everyone(self.stop.asked))
     return self.stop.agreed
 
-  def save(self, learner: dict, snapshot: dict | None = None) -> None:
+  def save(self, learner: dict, snapshot: dict | None = None, block: bool = True) -> None:
     facts = (snapshot or {"facts": self.facts})["facts"]
+    step = facts["done"] + (self.cfg.copy.updates if facts["phase"] != "copying" and self.copies else 0)
     with self.stop.whole:
-      self.session.save(facts["done"] + (self.cfg.copy.updates if facts["phase"] != "copying" and self.copies else 0), learner, snapshot)
+      self.session.save(step, learner, snapshot, block)
 
 
 def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
@@ -160,7 +161,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         metrics.write(facts["done"] - 1, {f"copy/{k}": v for k, v in said.items()})
         progress.line(facts["done"], **said)
       if facts["done"] % run.cfg.save.copy_every == 0:
-        run.save(learner)
+        run.save(learner, block=False)
   return learner
 
 
@@ -252,8 +253,9 @@ def practice(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         instruments.show_groups(metrics, (got.kept or got.groups)[: cfg.log.groups], facts["done"] - 1)
       write_down(run, learner, metrics, curves)
       stopping = run.stopping()
-      if facts["done"] % cfg.save.every == 0 or facts["done"] == knobs.updates or stopping:
-        run.save(learner)
+      last = facts["done"] == knobs.updates or stopping
+      if last or facts["done"] % cfg.save.every == 0:
+        run.save(learner, block=last)
   run.source = None
   return learner
 

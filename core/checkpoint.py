@@ -88,7 +88,7 @@ class Checkpointer:
       self._thread = None
     if self._error is not None:
       error, self._error = self._error, None
-      raise RuntimeError(f"saving a checkpoint under {self.directory} failed: {error}") from error
+      raise OSError(f"saving a checkpoint under {self.directory} failed: {error}") from error
 
   def steps(self) -> list[int]:
     """Complete steps, oldest first."""

@@ -48,8 +48,9 @@ class Session:
     parts = self._held | {name: part.state() for name, part in self.parts.items()}
     return {"facts": facts, "parts": parts, "rng": self.rng.bit_generator.state, "seconds": self.seconds, "host": self.host}
 
-  def save(self, step: int, tree: Any, snapshot: dict[str, Any] | None = None) -> None:
-    self.checkpoints.save(step, tree, snapshot or self.snapshot(), force=True)
+  def save(self, step: int, tree: Any, snapshot: dict[str, Any] | None = None, block: bool = True) -> None:
+    """block=False: both are copied before this returns and written while the run goes on (Checkpointer.save)."""
+    self.checkpoints.save(step, tree, snapshot or self.snapshot(), force=True, block=block)
 
   def restore(self, target: Any) -> Any | None:
     """The newest whole checkpoint's tree, with everything else put back; None where there is none. ValueError where there are

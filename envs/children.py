@@ -23,6 +23,13 @@ from envs import processes
 RECORD = "children.json"
 GRACE = 60.0  # seconds that a folder may stand without a record: its owner is about to write one
 LOG_BYTES = 1 << 14
+STILL_OWNED = '[ "$PPID" = "$1" ] || exit 1; shift; exec "$@"'  # the owner may have ended before its end was asked after
+
+
+def tied(argv: Sequence[str]) -> list[str]:
+  """A command that Linux ends with the thread that starts it, where setpriv is there to ask for it: else as it is given."""
+  setpriv = shutil.which("setpriv")
+  return [setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", STILL_OWNED, "sh", str(os.getpid()), *argv] if setpriv else list(argv)
 
 
 class Child:
@@ -75,10 +82,9 @@ class Nest:
 
   def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Child:
     """Starts a program, whose path was found before."""
-    log, tied = self.folder / f"log{len(self.children)}.txt", shutil.which("setpriv")
-    argv = [tied, "--pdeathsig", "KILL", "--", *argv] if tied else list(argv)
+    log = self.folder / f"log{len(self.children)}.txt"
     with log.open("wb") as out:
-      popen = subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder)
+      popen = subprocess.Popen(tied(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder)
     self.children.append(Child(popen, log))
     self._write()
     return self.children[-1]

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envs import processes
+from envs import children, processes
 from envs.errors import CheckerFailed, InfraError
 
 PROGRAM = pathlib.Path(__file__).with_name("checker_child.py")
@@ -75,14 +75,12 @@ class Program:
       argv = enclosed(argv, folder)
     elif sandbox == "auto":
       print(f"metrics run with limits on time and memory, but not enclosed: {why}", file=sys.stderr, flush=True)
-    if shutil.which("setpriv"):
-      argv = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     names = ("PATH", "LANG", "LC_ALL")
     env = {name: os.environ[name] for name in names if name in os.environ}
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "HOME": folder, "TMPDIR": folder}
     self.log = tempfile.TemporaryFile()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-    self.popen = subprocess.Popen(argv, cwd=folder, env=env, **pipes)
+    self.popen = subprocess.Popen(children.tied(argv), cwd=folder, env=env, **pipes)
     os.set_blocking(self.popen.stdin.fileno(), False)  # one that is stopped takes nothing
     self._held = b""
     try:

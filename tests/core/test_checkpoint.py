@@ -395,10 +395,10 @@ def test_a_save_that_fails_in_the_background_is_raised_and_costs_no_older_step(t
   with monkeypatch.context() as m:
     m.setattr(Checkpointer, "_write_host", full)
     c.save(2, {"x": jnp.zeros(3)}, block=False)
-    with pytest.raises(RuntimeError, match="No space left"):
+    with pytest.raises(OSError, match="failed: No space left"):
       c.close()
     c.save(2, {"x": jnp.zeros(3)}, block=False)
-    with pytest.raises(RuntimeError, match="No space left"):
+    with pytest.raises(OSError, match="failed: No space left"):
       c.save(3, {"x": jnp.zeros(3)})
   assert c.steps() == [1]
   c.save(3, {"x": jnp.full(3, 3.0)}, {"cursor": 3})  # raised once; the next save works

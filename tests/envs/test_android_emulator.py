@@ -199,6 +199,15 @@ def test_e15_linux_ends_a_child_with_its_owner():
   children.sweep("tied")
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="ties children to their parent")
+def test_e15_a_child_whose_owner_ended_before_it_could_ask_does_not_begin(tmp_path, monkeypatch):
+  """Linux tells of an owner's end only who has asked by then: a process that another has inherited since must see it by itself."""
+  assert subprocess.run(children.tied(["touch", str(tmp_path / "of ours")]), timeout=30).returncode == 0
+  monkeypatch.setattr(os, "getpid", lambda: 1)  # as if we had inherited it
+  assert subprocess.run(children.tied(["touch", str(tmp_path / "orphan")]), timeout=30).returncode == 1
+  assert [p.name for p in tmp_path.iterdir()] == ["of ours"]
+
+
 def test_e15_what_a_dead_owner_left_is_ended_by_the_next(tmp_path, monkeypatch):
   """Killed from outside, so that nothing of it could tidy up; another owner's process, alive, is left alone."""
   monkeypatch.setenv("TMPDIR", str(tmp_path))
