@@ -168,21 +168,23 @@ _by_blocks.defvjp(_by_blocks_kept, _by_blocks_back)
 
 def single(q: jax.Array, k: list[jax.Array], v: list[jax.Array], visible: Visible) -> jax.Array:
   """naive for a decode step, which is bound by reading the cache: q [B, 1, H, d], k and v in parts [B, K, s, d] that follow each other.
-  On a CPU keys come first in their product, and both go in blocks of places, which its cores share (docs/log.md)."""
+  Forms that a CPU's cores share (docs/log.md): keys come first in their product and queries are padded to eight columns, values go in
+  blocks of places."""
   batch, _, heads, d = q.shape
   kv_heads, sizes = k[0].shape[1], [a.shape[2] for a in k]
   q_b = q.reshape(batch, kv_heads, -1, d) * d**-0.5
+  group = q_b.shape[2]
+  padded = jnp.pad(q_b, ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
+
+  def score(k_part):
+    scores = jnp.einsum("bksd,bkgd->bksg", k_part, padded, preferred_element_type=jnp.float32)
+    scores = jax.lax.optimization_barrier(scores)  # else the product is made to write them transposed, which is slower than both
+    return jnp.moveaxis(scores[..., :group], -1, 2)
 
   def blocks(a: jax.Array, axis: int) -> jax.Array:
     places = a.shape[axis]
-    size = next(n for n in range(min(places, 256), 0, -1) if not places % n)
-    size = size if size >= 64 else places  # without a divisor of some size it stays one
+    size = next((n for n in (128, 64) if not places % n), places)  # without such a divisor it stays one
     return a.reshape(*a.shape[:axis], -1, size, *a.shape[axis + 1 :])
-
-  def score(k_part):
-    scores = jnp.einsum("bknsd,bkgd->bknsg", blocks(k_part, 2), q_b, preferred_element_type=jnp.float32)
-    scores = jax.lax.optimization_barrier(scores)  # else the product is made to write them transposed, which is slower than both
-    return jnp.moveaxis(scores, -1, 2).reshape(*q_b.shape[:3], -1)
 
   scores = jnp.where(visible.mask()[:, None], jnp.concatenate([score(a) for a in k], axis=-1), -1e30)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))
