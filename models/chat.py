@@ -314,7 +314,9 @@ def make_chat(
       raise ValueError(f"policy {name} is {cfg[name]}, wanted 1 or more")
   longest = cfg.max_prompt + cfg.max_action
   if longest > model.max_position:
-    raise ValueError(f"policy max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions")
+    raise ValueError(
+      f"policy max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions: lower policy.max_prompt"
+    )
   tokenizer = Tokenizer(folder, template)
   space = cfg.space or SPACE_OF.get(grammar, space)
   if tokenizer.vocab_size > model.vocab:

@@ -33,7 +33,7 @@ def defaults() -> ml_collections.ConfigDict:
   cfg.update({k: v for k, v in llama.defaults().items() if k not in cfg})
   cfg.update(
     {
-      "max_prompt": 8000,  # tokens; ARPO's 15 screenshots of 1080p take 64,000
+      "max_prompt": 7936,  # tokens, with max_action 8192; ARPO's 15 screenshots of 1080p take 64,000
       "max_action": 256,
       "dtype": "float32",  # of the parameters; bfloat16 takes half (adapters stay float32)
       "master": True,  # bfloat16 parameters have float32 copies that the steps are added to

@@ -25,7 +25,7 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "mode": "append",  # every observation stays in the context | "window": the last `screens` of them
       "screens": 5,  # read by mode "window" only
-      "max_prompt": 8000,  # tokens; what goes first when there are more stands in models/chat.py
+      "max_prompt": 7936,  # tokens, with max_action 8192; what goes first when there are more stands in models/chat.py
       "max_action": 256,  # tokens the policy may write a step, the end of turn included
       "max_goal": 256,  # tokens of a goal, for critics that read it
       "template": "",  # of the chat, see models/chat.py; "" = the family's. SmolLM2 is a Llama that wants "smollm2"

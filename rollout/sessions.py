@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -124,11 +125,11 @@ class SessionSampler:
     known.ask = Ask(known, np.asarray(key, np.uint32), len(tokens), tokens, positions, images, prompt.images)
     self._waiting.append(known.ask)
 
-  def poll(self) -> list[tuple[Hashable, Sampled]]:
-    """A little work for whoever asks: prefills up to `burst` tokens, then writes up to `steps` in every session that can. Returns the
-    steps that are done."""
+  def poll(self, burst: float | None = None) -> list[tuple[Hashable, Sampled]]:
+    """A little work for whoever asks: prefills up to `burst` tokens (None: the sampler's), then writes up to `steps` in every session
+    that can. Returns the steps that are done."""
     self._swap()
-    left = self.burst
+    left = self.burst if burst is None else burst
     while self._waiting and left > 0 and self._place(self._waiting[0]):
       left -= self._chunk(self._waiting[0])
     if self._writing:
@@ -149,7 +150,7 @@ class SessionSampler:
     done: dict[Hashable, Sampled] = {}
     others, mine = [], set(names)
     while len(done) < len(names):
-      for name, out in self.poll():
+      for name, out in self.poll(math.inf):  # all are waited for: who wrote before the others could would only write to fewer
         if name in mine:
           done[name] = out
         else:
