@@ -38,6 +38,7 @@ from core import mesh as mesh_lib
 from core.checkpoint import Checkpointer
 from core.find import find
 from core.host import hold, keep_freed_memory, use_compile_cache
+from core.metrics import Progress
 from core.schema import Episode, Limits, Task
 from core.screens import write_atomic
 from core.state import Weights
@@ -210,7 +211,12 @@ def run(
   with closing(sampler):
     if through is not None and (world.real or not protocol.clean):
       return through(sampler, asked)
-    return list(collect(sampler, Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))]), asked, clock))
+    computers = Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))])
+    progress, found = Progress(protocol.name, len(asked)), []
+    for episode in collect(sampler, computers, asked, clock):
+      found.append(episode)
+      progress.seldom(len(found))
+    return found
 
 
 def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -160,6 +160,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
         said = {"loss": float(out["loss"]), "entropy": float(out["policy/entropy"].mean()), "lr": float(schedule(facts["done"] - 1))}
         metrics.write(facts["done"] - 1, {f"copy/{k}": v for k, v in said.items()})
         progress.line(facts["done"], **said)
+      progress.seldom(facts["done"])
       if facts["done"] % run.cfg.save.copy_every == 0:
         run.save(learner, block=False)
   return learner

@@ -313,6 +313,9 @@ class CompileCounter:
     jax.monitoring.unregister_event_duration_listener(self._listen)
 
 
+SILENT = 30.0  # seconds after which long work says how far it is
+
+
 class Progress:
   """Prints one line an update: `update 12/40  success 31%  all-equal 45%  entropy 1.32  84 episodes/min  0:12:31 left`."""
 
@@ -355,6 +358,11 @@ class Progress:
     text = "  ".join(parts)
     self._out(text)
     return text
+
+  def seldom(self, done: int, **values: float | str | None) -> None:
+    """A line where none came for SILENT seconds: between those that come after a number of updates, which may take their time."""
+    if self._clock() - self._last[1] >= SILENT:
+      self.line(done, **values)
 
 
 def defaults() -> dict[str, Any]:

@@ -334,6 +334,15 @@ def test_time_left_counts_updates_when_lines_are_rare():
   assert p.line(50) == "copying 50/100  0:00:50 left"
 
 
+def test_slow_work_says_how_far_it_is_between_its_lines():
+  clock, lines = Clock(), []
+  p = Progress("copying", 100, out=lines.append, clock=clock)
+  for done in range(1, 8):  # at 12, 24, 36 ... seconds: 30 have passed at 36, and since then at 72
+    clock.now += 12
+    p.seldom(done)
+  assert lines == ["copying 3/100  0:19:24 left", "copying 6/100  0:18:48 left"]  # (100 - 3) x 12 s, (100 - 6) x 12 s
+
+
 # ---- alarms
 
 
