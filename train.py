@@ -79,7 +79,7 @@ class Run:
     sizes = feed.sizes(self.agent, cfg.practice.micro_batches, (self.batch, self.leash_batch) if self.copies else ())
     shapes = feed.shapes(self.policy, sizes, sum(self.world.tasks.values(), []), cfg.pack.row_tokens, **mesh_lib.multiples(self.mesh))
     self.timers, self.compiles, self.alarms = Timers(), CompileCounter(), Alarms(cfg.alarms)
-    self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants)
+    self.stop = StopSignals(grace=cfg.save.grace, end=end_descendants, written=lambda: self.session.checkpoints.written())
     self.stop.together = not hosts.alone()
     self.dog = Watchdog(cfg.watchdog, self.workdir, lambda: self.source.report() if self.source else f"{self.facts}", end_descendants)
     hosts.watched(self.dog.beat)

@@ -81,6 +81,11 @@ class Checkpointer:
     """Finish the save in progress. Raises if it failed: a run must not end well with its last checkpoint lost."""
     self.wait()
 
+  def written(self) -> None:
+    """Block until the save in progress has ended, in whatever thread this is called; its error is left to the next `wait`."""
+    if (thread := self._thread) is not None:
+      thread.join()
+
   def wait(self) -> None:
     """Block until the save in progress is committed; raise its error, once."""
     if self._thread is not None:

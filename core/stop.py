@@ -39,13 +39,17 @@ class StopSignals:
   """`with StopSignals() as stop:` then `stop.poll()` in every wait. The handlers are the process's own again afterwards.
 
   grace: seconds after the first signal at which a process that has not ended by itself is ended, with EXIT_STOPPED; 0 = never.
-  What stands in `with stop.whole:` (a save) is waited for. end(): ends what the process started.
+  What stands in `with stop.whole:` (a save) is waited for, and so is what began there and goes on in the background: written() comes back
+  when that is done. end(): ends what the process started.
   """
 
-  def __init__(self, signals=(signal.SIGTERM, signal.SIGINT), grace: float = 0.0, end: Callable[[], Any] = lambda: None):
+  def __init__(
+    self, signals=(signal.SIGTERM, signal.SIGINT), grace: float = 0.0, end: Callable[[], Any] = lambda: None,
+    written: Callable[[], Any] = lambda: None,
+  ):  # fmt: skip
     self.asked, self.grace, self.whole = False, grace, threading.Lock()
     self.together = self.agreed = False
-    self._signals, self._end = signals, end
+    self._signals, self._end, self._written = signals, end, written
     self._previous: dict = {}
     self._over = threading.Event()
 
@@ -85,6 +89,7 @@ class StopSignals:
         self.asked = any(number in self._signals for number in heard)
     if not self._over.wait(self.grace):
       with self.whole:
+        self._written()
         within(_PATIENCE, lambda: print(GIVEN_UP.format(self.grace), flush=True))
         within(_PATIENCE, self._end)
         os._exit(EXIT_STOPPED)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from core import stop
+from core.checkpoint import Checkpointer
 from core.find import ROOT
 from core.stop import EXIT_STOPPED, GIVEN_UP, Stop, StopSignals
 from envs import processes
@@ -71,6 +72,25 @@ def test_a_save_that_has_begun_is_finished_first(begin, tmp_path):
   process.terminate()
   process.communicate(timeout=30)
   assert process.returncode == EXIT_STOPPED and (tmp_path / "saved").read_text() == "whole"
+
+
+def test_a_save_in_the_background_is_finished_too(begin, tmp_path):
+  process = begin("""
+    import numpy as np
+    from core.checkpoint import Checkpointer
+    checkpoints = Checkpointer(folder / "checkpoints")
+    write = checkpoints._write
+    checkpoints._write = lambda *args: (time.sleep(1.0), write(*args))
+    with StopSignals(grace=0.1, written=checkpoints.written) as stop:
+      with stop.whole:
+        checkpoints.save(7, {"x": np.ones(3)}, block=False)
+      print("ready", flush=True)
+      while not stop.asked: time.sleep(0.01)
+      deep()
+  """)
+  process.terminate()
+  process.communicate(timeout=60)
+  assert process.returncode == EXIT_STOPPED and Checkpointer(tmp_path / "checkpoints").steps() == [7]
 
 
 def test_a_process_that_ends_by_itself_in_time_is_let_alone(begin, tmp_path):
