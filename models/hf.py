@@ -180,9 +180,15 @@ def _assemble(parts: list[Stored], leaf: Leaf, dtype, sharding, read: Callable) 
 
 def _shard(parts: list[Stored], bounds: tuple, stacked: bool, dtype, device, read: Callable) -> jax.Array:
   """The part of a leaf within bounds (begin, end) of every dimension, on a device; the host holds one tensor's slice at a time."""
-  piece = lambda part, inner: read(part, tuple(slice(*b) for b in inner)).astype(dtype, copy=False)
+
+  def piece(part: Stored, inner: tuple) -> jax.Array:
+    out = jax.device_put(read(part, tuple(slice(*b) for b in inner)).astype(dtype, copy=False), device)
+    if not _finite(out):
+      raise ValueError(f"{part.file}: tensor {part.name} holds NaN or infinity as {np.dtype(dtype)}: take it from its source again")
+    return out
+
   if not stacked:
-    return jax.device_put(piece(parts[0], bounds), device)
+    return piece(parts[0], bounds)
   (first, last), inner = bounds[0], bounds[1:]
   out = jnp.zeros((last - first, *(b - a for a, b in inner)), dtype, device=device)
   for i in range(first, last):
@@ -190,6 +196,7 @@ def _shard(parts: list[Stored], bounds: tuple, stacked: bool, dtype, device, rea
   return out
 
 
+_finite = jax.jit(lambda a: jnp.isfinite(a).all())
 _put = jax.jit(lambda stack, layer, i: jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0), donate_argnums=0)
 
 

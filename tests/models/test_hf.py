@@ -121,7 +121,17 @@ def whole(t):
   t["model.norm.weight"] = np.ones(32, np.int8)
 
 
+def sick(t):
+  t["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+
+
+def endless(t):
+  t["model.norm.weight"][7] = -np.inf
+
+
 BROKEN = {
+  "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity": sick,
+  "model.safetensors: tensor model.norm.weight holds NaN or infinity": endless,
   "lacks tensor model.layers.1.mlp.up_proj.weight": drop,
   "model.safetensors: tensor model.layers.3.mlp.up_proj.weight has no place in the model": extra,
   "model.safetensors: tensor model.layers.1.self_attn.q_norm.weight has no place in the model": stranger,
