@@ -125,7 +125,7 @@ class Tokenizer:
     self._plain.encode_special_tokens = True
     self._plain.no_truncation()
     self._plain.no_padding()
-    self.template, self.vocab_size = template, self._plain.get_vocab_size()
+    self.template, self.vocab_size = template, max(self._plain.get_vocab().values()) + 1
     control = {t.content: i for i, t in self._plain.get_added_tokens_decoder().items()}
     needed = {template.end, *re.findall(r"<\|\w+\|>", template.begin + template.open), *(template.image or ())}
     if needed - control.keys():
@@ -320,6 +320,9 @@ def make_chat(
   tokenizer = Tokenizer(folder, template)
   space = cfg.space or SPACE_OF.get(grammar, space)
   if tokenizer.vocab_size > model.vocab:
-    raise ValueError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model of config.json {model.vocab}")
+    raise ValueError(
+      f"{folder}: tokenizer.json has ids up to {tokenizer.vocab_size - 1}, the model of config.json {model.vocab} tokens: "
+      "take both from one checkpoint"
+    )
   text = instruction(tokenizer, grammar, space, shown if space == "resized" else size, cfg.instruction)
   return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system, space)

@@ -34,10 +34,14 @@ def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
   """
   if cfg.rank < 1:
     raise ValueError(f"lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")
+  try:
+    wanted = re.compile(cfg.targets)
+  except re.error as e:
+    raise ValueError(f"lora.targets is {cfg.targets!r}, wanted a regular expression: {e}") from e
   maps = _linear_maps(tree)
   out: dict = {}
   for path, weight in maps.items():
-    if re.search(cfg.targets, ".".join(path)):
+    if wanted.search(".".join(path)):
       front, (rows, cols) = weight.shape[:-2], weight.shape[-2:]
       axes, (row_axis, col_axis) = weight.axes[:-2], weight.axes[-2:]
       node = out

@@ -81,6 +81,8 @@ def test_what_fits_nothing_is_one_line(model):
   for targets in ("qproj", "embed_tokens", "norm"):  # a misspelling, a table, a vector
     with pytest.raises(ValueError, match=rf"lora.targets '{targets}' fits none of the linear maps: .*self_attn.q_proj, .*lm_head"):
       lora.leaves(tree, knobs(targets=targets))
+  with pytest.raises(ValueError, match=r"lora.targets is '\(', wanted a regular expression: missing \)"):
+    lora.leaves(tree, knobs(targets="("))
   with pytest.raises(ValueError, match="lora.rank is 0, wanted 1 or more"):
     lora.leaves(tree, knobs(rank=0))
 

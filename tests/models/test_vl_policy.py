@@ -195,7 +195,7 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     (lambda c: c["vision_config"].update(out_hidden_size=8), "image features have width 8, the decoder 32"),
     (lambda c: c["vision_config"].update(patch_size=7), r"\(patch, merge\) is \(1[46], 2\) in preprocessor_config.json and \(7, 2\)"),
     (lambda c: c["vision_config"].pop("depth"), "vision_config lacks 'depth'"),
-    (lambda c: c["text_config"].update(vocab_size=300), "tokenizer.json has .* tokens, the model of config.json 300"),
+    (lambda c: c["text_config"].update(vocab_size=300), "tokenizer.json has ids up to .*, the model of config.json 300 tokens"),
     (lambda c: c["text_config"].update(max_position_embeddings=100), r"max_prompt \+ max_action is 165; .* was trained for 100 positions"),
   ):
     changed = json.loads(json.dumps(config))
@@ -203,6 +203,12 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     (bad / "config.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=message):
       make(bad)
+  (bad / "config.json").write_text(json.dumps(config))
+  tokens = json.loads((bad / "tokenizer.json").read_text())
+  tokens["model"]["vocab"]["a"] = 9000  # as many tokens as before, one of them beyond the embedding
+  (bad / "tokenizer.json").write_text(json.dumps(tokens))
+  with pytest.raises(ValueError, match="tokenizer.json has ids up to 9000, the model of config.json"):
+    make(bad)
 
 
 # -- the real sizes
