@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -83,7 +84,8 @@ class ModelConfig:
       got = raw.get("model_type") if isinstance(raw, dict) else raw
       raise ValueError(f"{path}: model_type is {got!r}; the architectures known are {', '.join(FAMILIES)}")
     family = FAMILIES[raw["model_type"]]
-    text = raw | raw.get("text_config", {})
+    inner = _fields(raw.get("text_config", {}), "text_config", path)
+    text = raw | inner
     _refuse(text, path)
     width, heads = _whole(text, "hidden_size", path), _whole(text, "num_attention_heads", path)
     kv_heads = _whole(text, "num_key_value_heads", path)
@@ -94,8 +96,8 @@ class ModelConfig:
     return cls(
       family=raw["model_type"], vocab=_whole(text, "vocab_size", path), width=width, layers=_whole(text, "num_hidden_layers", path),
       heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=_whole(text, "intermediate_size", path),
-      eps=float(_need(text, "rms_norm_eps", path)), max_position=_whole(text, "max_position_embeddings", path),
-      tied=bool(raw.get("tie_word_embeddings", False) or raw.get("text_config", {}).get("tie_word_embeddings", False)),
+      eps=_positive(text, "rms_norm_eps", path), max_position=_whole(text, "max_position_embeddings", path),
+      tied=bool(raw.get("tie_word_embeddings", False) or inner.get("tie_word_embeddings", False)),
       qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=bool(text.get("mlp_bias", False)),
       qk_norm=family.qk_norm, **_rope(text, head_dim, family, path), **_vision(raw, family, path),
     )  # fmt: skip
@@ -114,6 +116,19 @@ def _whole(fields: dict, name: str, path: str) -> int:
   return value
 
 
+def _positive(fields: dict, name: str, path: str) -> float:
+  value = _need(fields, name, path)
+  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    raise ValueError(f"{path}: {name} is {value!r}, wanted a number above 0")
+  return float(value)
+
+
+def _fields(value: Any, name: str, path: str) -> dict:
+  if not isinstance(value, dict):
+    raise ValueError(f"{path}: {name} is {value!r}, wanted an object of fields")
+  return value
+
+
 def _refuse(text: dict, path: str) -> None:
   """What would change the numbers and is not built."""
   for name, fine in (("hidden_act", "silu"), ("use_sliding_window", False), ("partial_rotary_factor", 1.0)):
@@ -123,8 +138,8 @@ def _refuse(text: dict, path: str) -> None:
 
 def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any]:
   new = text.get("rope_parameters")
-  rope = dict(new if new is not None else text.get("rope_scaling") or {})
-  theta = float(_need(rope if new is not None else text, "rope_theta", path))
+  rope = _fields(new, "rope_parameters", path) if new is not None else _fields(text.get("rope_scaling") or {}, "rope_scaling", path)
+  theta = _positive(rope if new is not None else text, "rope_theta", path)
   kind = rope.get("rope_type", rope.get("type", "default"))
   if kind not in ROPE_TYPES:
     raise ValueError(f"{path}: rope_type is {kind!r}; built are {', '.join(ROPE_TYPES)}")
@@ -133,12 +148,13 @@ def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any
   out: dict[str, Any] = {"rope_theta": theta}
   if kind == "llama3":
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    out["llama3_rope"] = tuple(float(_need(rope, n, path)) for n in names)
+    out["llama3_rope"] = tuple(_positive(rope, n, path) for n in names)
   if family.vision:
-    section = tuple(_need(rope, "mrope_section", path))
-    if len(section) != 3 or sum(section) != head_dim // 2:
-      raise ValueError(f"{path}: mrope_section is {list(section)}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
-    out["mrope_section"] = section
+    section = _need(rope, "mrope_section", path)
+    whole = isinstance(section, list | tuple) and len(section) == 3 and all(type(n) is int and n >= 0 for n in section)
+    if not whole or sum(section) != head_dim // 2:
+      raise ValueError(f"{path}: mrope_section is {section!r}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
+    out["mrope_section"] = tuple(section)
     out["mrope_interleaved"] = bool(rope.get("mrope_interleaved", text["model_type"].startswith("qwen3_vl")))
   return out
 
@@ -146,5 +162,5 @@ def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any
 def _vision(raw: dict, family: Family, path: str) -> dict[str, Any]:
   if not family.vision:
     return {}
-  vision = json.dumps(_need(raw, "vision_config", path), sort_keys=True)
+  vision = json.dumps(_fields(_need(raw, "vision_config", path), "vision_config", path), sort_keys=True)
   return {"image_token_id": _whole(raw, "image_token_id", path), "vision_json": vision}

@@ -77,6 +77,11 @@ BAD = {
   "partial_rotary_factor is 0.5; only 1.0 is built": {"rope_scaling": {"partial_rotary_factor": 0.5}},
   "hidden_size is 0, wanted a whole number of 1 or more": {"hidden_size": 0},
   "vocab_size is True, wanted a whole number": {"vocab_size": True},
+  "text_config is None, wanted an object of fields": {"text_config": None},
+  "rope_parameters is [1], wanted an object of fields": {"rope_parameters": [1]},
+  "rms_norm_eps is 'x', wanted a number above 0": {"rms_norm_eps": "x"},
+  "rms_norm_eps is nan, wanted a number above 0": {"rms_norm_eps": float("nan")},  # Python's JSON has one
+  "rope_theta is 0, wanted a number above 0": {"rope_theta": 0},
   "4 heads, 3 key-value heads, head_dim 8 of hidden_size 32 do not fit together": {"num_key_value_heads": 3},
 }
 
@@ -93,6 +98,11 @@ def test_a_vision_config_that_cannot_be_used_is_one_line():
   raw = GOOD | ROOT | {"model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
   with pytest.raises(ValueError, match=r"mrope_section is \[2, 2, 2\], wanted three numbers that add up to head_dim / 2 = 4"):
     ModelConfig.from_dict(raw)
+  for section in (5, ["a", "b", "c"]):
+    with pytest.raises(ValueError, match=r"mrope_section is .*, wanted three numbers that add up to head_dim / 2 = 4"):
+      ModelConfig.from_dict(raw | {"rope_scaling": {"type": "mrope", "mrope_section": section}})
+  with pytest.raises(ValueError, match=r"vision_config is \[1\], wanted an object of fields"):
+    ModelConfig.from_dict(raw | {"rope_scaling": SECTION, "vision_config": [1]})
   with pytest.raises(ValueError, match="lacks vision_config"):
     ModelConfig.from_dict({k: v for k, v in raw.items() if k != "vision_config"} | {"rope_scaling": SECTION})
 
