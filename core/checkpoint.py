@@ -88,9 +88,8 @@ class Checkpointer:
 
   def wait(self) -> None:
     """Block until the save in progress is committed; raise its error, once."""
-    if self._thread is not None:
-      self._thread.join()
-      self._thread = None
+    self.written()
+    self._thread = None
     if self._error is not None:
       error, self._error = self._error, None
       raise OSError(f"saving a checkpoint under {self.directory} failed: {error}") from error

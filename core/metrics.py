@@ -359,10 +359,10 @@ class Progress:
     self._out(text)
     return text
 
-  def seldom(self, done: int, **values: float | str | None) -> None:
+  def seldom(self, done: int) -> None:
     """A line where none came for SILENT seconds: between those that come after a number of updates, which may take their time."""
     if self._clock() - self._last[1] >= SILENT:
-      self.line(done, **values)
+      self.line(done)
 
 
 def defaults() -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_chunked_over_a_cache():
 
 @pytest.mark.parametrize("parts", [(804,), (512, 192, 100), (30, 774)])
 def test_one_query_over_a_cache_in_parts(parts):
-  """Rows of 3, 512 and 804 places: blocks of 201, 256, 192, 100, 30 and 129 places; what lies behind a row is poison, but never NaN."""
+  """Rows of 3, 512 and 804 places: blocks of 804, 128, 64, 100, 30 and 774 places; what lies behind a row is poison, but never NaN."""
   q, k, v = (jax.random.normal(jax.random.key(i), (3, n, h, 16)) for i, (n, h) in enumerate(((1, 6), (804, 2), (804, 2))))
   place, order = jnp.array([[2], [511], [803]]), jnp.broadcast_to(jnp.arange(804), (3, 804))
   behind = (order > place)[..., None, None]
