@@ -21,16 +21,22 @@ import time
 import numpy as np
 
 from envs import images, qemu
+from envs.osworld import suite, taskfile, tasks
 from envs.qemu import Machine, differing
+from tools import check_desktop
 
-PARTS = ("clone", "alive", "resets", "steps", "keys", "clicks")
+PARTS = ("clone", "alive", "task", "resets", "steps", "keys", "clicks")
 HOME = "/home/user"
 COUNTER = f"""
 import gi
 gi.require_version("Gtk", "3.0")
 from gi.repository import Gdk, Gtk
-counts = [0, 0]
+counts, last = [0, 0], None
 def pressed(_, event):
+  global last
+  if (event.type, event.time) == last:  # GTK hands a press on an empty window over twice
+    return
+  last = (event.type, event.time)
   counts[event.type == Gdk.EventType._2BUTTON_PRESS] += 1
   open("{HOME}/clicks.txt", "w").write(f"{{counts[0]}} {{counts[1]}}")
 window = Gtk.Window(title="counter")
@@ -86,6 +92,18 @@ def alive(template, cfg, count: int) -> list[str]:
   for name in ("private", "pss", "resident"):
     out.append(f"{name} memory of each: {statistics.mean(t[name] for t in told):.0f} MB (largest {max(t[name] for t in told):.0f})")
   return out
+
+
+def task(template, image: str, family: str, count: int) -> list[str]:
+  """template: of the desktop; the family's first held-out variant is prepared on a clone of it, and saved."""
+  cfg = check_desktop.knobs(image, family)
+  task = suite.own_task(check_desktop.COMPUTER, cfg, family, tasks.seeds(family, 1, True)[0])
+  file = taskfile.parse(task.params["file"], task.id, task.family)
+  began = time.monotonic()
+  start, _ = suite.starts(template, suite.hand(cfg), cfg)(file)
+  told = [f"{family}'s start stands after {time.monotonic() - began:.0f} s"]
+  Machine(start, cfg).close()
+  return told + clone(start, cfg, 2 * count) + alive(start, cfg, count)
 
 
 def resets(template, cfg, count: int) -> list[str]:
@@ -161,6 +179,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas between")
   for name, count in (("clones", 8), ("resets", 100), ("steps", 20), ("keys", 10_000), ("clicks", 200)):
     parser.add_argument(f"--{name}", type=int, default=count)
+  parser.add_argument("--family", default="writer_subscript", help="whose saved start the part task makes")
   asked = parser.parse_args(argv)
   cfg = qemu.defaults()
   cfg.update({"image": asked.image, "call_seconds": 30.0, "restore_seconds": 120.0, "guest_seconds": 60.0, "boot_seconds": 900.0})
@@ -176,7 +195,11 @@ def main(argv: list[str]) -> int:
   Machine(template, cfg).close()  # the disk's files are in memory
   counts = {"clone": 2 * asked.clones, "alive": asked.clones}
   for part in parts:
-    for told in globals()[part](template, cfg, counts.get(part) or getattr(asked, part)):
+    if part == "task":
+      lines = task(template, asked.image, asked.family, asked.clones)
+    else:
+      lines = globals()[part](template, cfg, counts.get(part) or getattr(asked, part))
+    for told in lines:
       print(f"{part:8s}{told}", flush=True)
   return 0
 
