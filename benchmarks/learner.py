@@ -48,7 +48,6 @@ from models.config import ModelConfig
 from tools.planning.shapes import folder
 
 PROMPT, SCREEN, WRITTEN, TURNS = 600, 2691, 150, (2, 15)
-REMAT = __import__("os").environ.get("RM","dots")
 BEGAN = time.perf_counter()
 KNOBS = types.SimpleNamespace(lr=1e-6, warmup=0, weight_decay=0.0)
 
@@ -120,7 +119,7 @@ def episodes(many: np.ndarray, scale: int, vocab: int, seed: int = 1) -> list[To
 def built(cfg: ModelConfig):
   """(score, optimiser, update) of a text model."""
   logprobs = lambda p, *args, **kw: decoder.token_logprobs(p, cfg, *args, **kw)
-  forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments, remat=REMAT)
+  forward = lambda p, tokens, at, segments, features, slot: decoder.forward(p, cfg, tokens, at, segments)  # keeps all, as TRL's does
   policy = types.SimpleNamespace(encode_images=lambda p, images: None, forward=forward, token_logprobs=logprobs, join=None)
   score, optimiser = learner.make_score(policy), make_optimiser(KNOBS, 1.0, None)[0]
   return score, optimiser, learner.make_update(score, dapo.make(dapo.defaults()).phases[0].loss, optimiser)

@@ -155,7 +155,7 @@ def remat_body(body, name: str):
     return body
   policy = {
     "dots": policies.save_from_both_policies(
-      policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("attended")  # else chunked attention runs twice
+      policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("product", "attended")  # not seen else: they run twice
     ),
     "attention": policies.save_only_these_names("mixed"),
     "full": policies.nothing_saveable,

@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from core import mesh as mesh_lib
 from core.mesh import ROWS, constrain
@@ -41,8 +42,26 @@ def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
   product is bound by reading the weight, which is read as it lies then (docs/log.md)."""
   few = x.shape[0] <= FEW and (x.ndim == 2 or x.ndim == 3 and x.shape[1] == 1)
   if not few:
-    return jnp.einsum("...i,oi->...o", x, weight)
+    return checkpoint_name(_many(x, weight), "product")
   return jnp.moveaxis(jnp.einsum("oi,b...i->ob...", weight, x), 0, -1)
+
+
+@jax.custom_vjp
+def _many(x: jax.Array, weight: jax.Array) -> jax.Array:
+  return jnp.einsum("...i,oi->...o", x, weight)
+
+
+def _back(kept: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+  x, weight = kept
+  (out, width), rows = weight.shape, x.size // weight.shape[1]
+  usual = lambda x, g: jnp.einsum("...o,...i->oi", g, x)
+  turned = lambda x, g: jnp.einsum("...i,...o->io", x, g).T  # XLA's CPU transposes the first factor: an MLP's were a sixth of the step
+  less = rows * width + width * out < rows * out
+  to_weight = jax.lax.platform_dependent(x, g, cpu=turned if less else usual, default=usual)
+  return jnp.einsum("...o,oi->...i", g, weight), to_weight
+
+
+_many.defvjp(lambda x, weight: (_many(x, weight), (x, weight)), _back)
 
 
 def rope_frequencies(cfg: ModelConfig) -> np.ndarray:

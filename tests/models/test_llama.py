@@ -195,6 +195,18 @@ def test_remat_leaves_the_gradient(qwen3):
       np.testing.assert_allclose(a, b, atol=1e-4 * float(jnp.abs(a).max()), err_msg=remat)
 
 
+def test_what_remat_makes_again(qwen3):
+  """Counted by hand in a layer (the scan's body stands once): products q, k, v, o, gate, up, down, and attention's two. "dots" keeps those
+  seven and makes attention's again, since their batch axes do not; "full" makes all again but down, whose result nothing reads."""
+  cfg, params, want = qwen3
+
+  def products(remat):
+    hidden = lambda p: decoder.forward(p, cfg, want["tokens"], count(want["tokens"]), want["valid"].astype(np.int32), remat=remat)
+    return str(jax.make_jaxpr(jax.grad(lambda p: jnp.sin(hidden(p)).sum()))(params)).count("dot_general[")
+
+  assert {remat: products(remat) - products("none") for remat in ("dots", "full")} == {"dots": 2, "full": 8}
+
+
 def test_unknown_names_are_one_line(qwen3):
   cfg, params, want = qwen3
   args = (params, cfg, want["tokens"], count(want["tokens"]), want["valid"].astype(np.int32))
