@@ -42,12 +42,12 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
   knobs, policy = cfg.sampler.sessions, read.lighter if cfg.sampler.sessions.int8 else read.policy
   longest = policy.max_prompt + policy.max_action
   spans = tuple(knobs.spans) or tuple(sorted({min(longest, -(-longest // part // 128) * 128) for part in (4, 2)} | {longest}))
-  if max(spans) < longest:
-    raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
-  chunks = tuple(c for c in knobs.chunks if c <= max(spans)) or (max(spans),)
+  chunks = tuple(knobs.chunks) or tuple(c for c in (32, 128, 512) if c <= longest) or (longest,)
   slots = knobs.slots or cfg.practice.slots
   how = {name: knobs[name] for name in ("steps", "stop", "on_load", "burst", "images_kept")} | {"chunks": chunks}
   sessions_lib.check(policy, slots, spans, temperature=1.0, most=0, **how)
+  if max(spans) < longest:
+    raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
   return lambda temperature: SessionSampler(
     policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, warm=knobs.warm, **how
   )
@@ -71,6 +71,18 @@ def stepped(knobs: ml_collections.ConfigDict) -> dict[str, Any]:
     "master": whole and knobs.dtype == "bfloat16" and knobs.master,
     "moment": knobs.moment if knobs.checkpoint and knobs.moment != "float32" else None,
   }
+
+
+def restored(run: Any) -> Any:
+  """What a run of train.py learns: as it was saved last, or as it begins. ValueError where a checkpoint's tensor holds no numbers: this
+  reads every one that the run will use. It comes before computers are started, which takes longer, and holds machines."""
+  facts = run.facts
+  found = run.session.restore(begun(run, abstract=True)) or begun(run)
+  if run.facts is not facts:
+    facts = run.facts
+    print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
+  run.base()  # what adapters join is read by nothing else yet
+  return found
 
 
 def begun(run: Any, abstract: bool = False) -> Any:

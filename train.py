@@ -271,13 +271,9 @@ def conclude(run: Run, params) -> None:
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
 
-def train(run: Run, demo_items: list[PackItem]) -> None:
+def train(run: Run, demo_items: list[PackItem], learner: dict) -> None:
   cfg, facts = run.cfg, run.facts
   print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir, run.world.env), flush=True)
-  learner = run.session.restore(policies.begun(run, abstract=True)) or policies.begun(run)
-  if run.facts is not facts:
-    facts = run.facts
-    print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
   if facts["phase"] == "copying":
     if cfg.copy.start:
       params, facts["evals"] = evaluate.copied(cfg, run.policy)
@@ -321,8 +317,10 @@ def main(argv: list[str]) -> int:
       print(f"changed since the last session here: {change}")
     print(f"{base.banner(cfg, workdir)}\nlearner: {mesh_lib.describe(run.mesh)}", flush=True)
     print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
-    with lock, run.stop, run.dog, run.session.checkpoints, evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
-      train(run, demo_items)
+    with lock, run.stop, run.dog, run.session.checkpoints:
+      learner = policies.restored(run)  # all weights are read, and refused, before a computer starts
+      with evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
+        train(run, demo_items, learner)
   except Stop:
     print(f"stopped after saving: the same command with --workdir={shared} and without --fresh goes on", flush=True)
     return EXIT_STOPPED

@@ -251,11 +251,15 @@ def check_policy(cfg) -> None:
     raise ValueError("sampler.endpoints with policy.checkpoint: servers take the tiny policy only in this version, leave one of them empty")
   if cfg.policy.checkpoint:
     return
-  flat = lambda knobs: {name: knobs[name] for name in knobs if name != "lora"} | {f"lora.{n}": v for n, v in knobs.lora.items()}
-  got = flat(cfg.policy)
-  for name, usual in flat(find("models", "checkpoint").defaults()).items():
-    if got[name] != usual:
-      raise ValueError(f"policy.{name} is {got[name]!r}, which the tiny policy has no use for: give policy.checkpoint, or leave it out")
+  parts = {
+    "policy": (cfg.policy, find("models", "checkpoint").defaults()),
+    "policy.lora": (cfg.policy.lora, find("models", "lora").defaults()),
+    "sampler.sessions": (cfg.sampler.sessions, find("rollout", "sessions").defaults()),
+  }
+  for part, (got, usual) in parts.items():
+    for name in usual:
+      if name != "lora" and got[name] != usual[name]:
+        raise ValueError(f"{part}.{name} is {got[name]!r}, which the tiny policy has no use for: give policy.checkpoint, or leave it out")
 
 
 def policy(cfg) -> str:

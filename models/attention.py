@@ -270,6 +270,7 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, impleme
 
 
 BACKENDS = {"naive": naive, "chunked": chunked, "splash": splash, "cudnn": cudnn}
+KERNELS = {"splash": "tpu", "cudnn": "gpu"}  # what they run on; elsewhere a test may interpret them, no knob does
 
 
 def platform() -> str:

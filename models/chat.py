@@ -105,6 +105,40 @@ SPACES = {
   "": "",
 }
 SPACE_OF = {"phone": "fraction", "web": ""}  # of grammars that fix it; elsewhere it is the family's
+# What policy.instruction names. "uitars" has the sections that UI-TARS was trained with, in words of ours.
+TEXTS = {
+  "plain": """\
+You operate a computer for its user. Look at what the screen shows now and at what you did so far, and write the one action that \
+comes next.
+
+## Output Format
+{form}
+
+## Action Space
+{actions}
+{note}
+
+## User Instruction
+{goal}""",
+  "uitars": """\
+You are an agent that works on a screen. A task is given, with what you did so far and screenshots. Write the next action of the task.
+
+## Output Format
+```
+{form}
+```
+
+## Action Space
+{actions}
+
+## Note
+{note}
+`Thought` holds a short plan, then in one sentence what the next action is and what it aims at.
+
+## User Instruction
+{goal}""",
+}
+USUAL = {"qwen2_5_vl": "uitars"}  # of families, where the grammar is the desktop's: UI-TARS-1.5 is one of them. Elsewhere it is "plain"
 GOAL = "{goal}"
 MODES = ("append", "window")
 
@@ -230,7 +264,7 @@ class Chat:
     if length > self.budget:
       raise ValueError(
         f"a prompt of {len(head)} tokens of instruction and {len(observed[-1])} of one observation does not fit into {self.budget}: "
-        "raise the prompt's budget or lower max_pixels"
+        f"raise policy.max_prompt{' or lower policy.max_pixels' if turns[-1].size[0] else ''}"
       )
     return self._join(head, observed, written, turns, seen, kept)
 
@@ -276,28 +310,37 @@ def extends(tokens: np.ndarray, before: np.ndarray) -> bool:
   return len(tokens) >= len(before) and np.array_equal(tokens[: len(before)], before)
 
 
-def instruction(tokenizer: Tokenizer, grammar: str, space: str, size: tuple[int, int] = (0, 0), file: str = "") -> str:
+def instruction(tokenizer: Tokenizer, grammar: str, space: str, size: tuple[int, int] = (0, 0), which: str = "plain") -> str:
   """The text that tells a policy how to act, with {goal} in it. grammar: one of envs.actions.GRAMMARS that is written here; space: how
   points are meant ("resized", "pixels", "thousand", "fraction"; "" where there are none); size: (W, H) of the screenshot as it is
-  shown. file: a text file with {goal} in it to take instead, such as the prompt that a published checkpoint was trained with."""
-  if file:
-    text = pathlib.Path(file).read_text(encoding="utf-8")
-    if text.count(GOAL) != 1:
-      raise ValueError(f"{file} has {GOAL} {text.count(GOAL)} times, wanted once: the place of the task's goal")
-    return text
+  shown. which: one of TEXTS, or a text file with {goal} in it, such as the prompt that a published checkpoint was trained with."""
+  if which not in TEXTS:
+    return _from_file(which)
   for name, value, known in (("grammar", grammar, ACTIONS), ("space", space, SPACES)):
     if value not in known:
-      raise ValueError(f"no instruction for {name} {value!r}: wanted one of {', '.join(map(repr, known))}; or give one in a file")
+      raise ValueError(
+        f"no instruction for {name} {value!r}: wanted one of {', '.join(map(repr, known))}; or give one in a file, policy.instruction"
+      )
+  if which == "uitars" and grammar != "desktop":
+    raise ValueError(f"policy.instruction is 'uitars', a desktop's actions, and the grammar is {grammar!r}: wanted plain, or a file")
   point = POINT if tokenizer.has("<|box_start|>") else "({x},{y})"
   actions = ACTIONS[grammar]
   for i in "12":
     actions = actions.replace(f"{{p{i}}}", point.format(x=f"x{i}", y=f"y{i}")).replace(f"{{x{i}}}", f"x{i}").replace(f"{{y{i}}}", f"y{i}")
   note = SPACES[space].format(width=size[0], height=size[1])
-  return (
-    "You operate a computer for its user. Look at what the screen shows now and at what you did so far, "
-    f"and write the one action that comes next.\n\n## Output Format\n{FORMATS[grammar]}\n\n## Action Space\n{actions}\n"
-    f"{note}\n\n## User Instruction\n{GOAL}"
-  )
+  return TEXTS[which].format(form=FORMATS[grammar], actions=actions, note=note, goal=GOAL)
+
+
+def _from_file(path: str) -> str:
+  try:
+    text = pathlib.Path(path).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as e:
+    raise ValueError(
+      f"policy.instruction is {path}, which cannot be read as text ({e}): wanted {', '.join(TEXTS)}, or a text file with {GOAL} in it"
+    ) from e
+  if text.count(GOAL) != 1:
+    raise ValueError(f"policy.instruction, {path}, has {GOAL} {text.count(GOAL)} times, wanted once: the place of the task's goal")
+  return text
 
 
 def make_chat(
@@ -308,14 +351,14 @@ def make_chat(
   one line where they do not fit each other or the checkpoint. space: the family's own; size, shown: (W, H) of the screen, and as the
   model is shown it."""
   if cfg.mode not in MODES:
-    raise ValueError(f"policy mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
+    raise ValueError(f"policy.mode is {cfg.mode!r}, wanted one of {', '.join(MODES)}")
   for name in ("screens", "max_prompt", "max_action", "max_goal"):
     if cfg[name] < 1:
-      raise ValueError(f"policy {name} is {cfg[name]}, wanted 1 or more")
+      raise ValueError(f"policy.{name} is {cfg[name]}, wanted 1 or more")
   longest = cfg.max_prompt + cfg.max_action
   if longest > model.max_position:
     raise ValueError(
-      f"policy max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions: lower policy.max_prompt"
+      f"policy.max_prompt + max_action is {longest}; {folder} was trained for {model.max_position} positions: lower policy.max_prompt"
     )
   tokenizer = Tokenizer(folder, template)
   space = cfg.space or SPACE_OF.get(grammar, space)
@@ -324,5 +367,6 @@ def make_chat(
       f"{folder}: tokenizer.json has ids up to {tokenizer.vocab_size - 1}, the model of config.json {model.vocab} tokens: "
       "take both from one checkpoint"
     )
-  text = instruction(tokenizer, grammar, space, shown if space == "resized" else size, cfg.instruction)
+  which = cfg.instruction or (USUAL.get(model.family, "plain") if grammar == "desktop" else "plain")
+  text = instruction(tokenizer, grammar, space, shown if space == "resized" else size, which)
   return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system, space)

@@ -7,6 +7,7 @@ by `load` or, where adapters alone are learnt, by `base`.
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from jax.sharding import Mesh
 
 from core import mesh as mesh_lib
 from models import decoder, hf, int8, llama, lora, qwen2_5_vl, qwen3_vl, vision_language
-from models.attention import BACKENDS
+from models.attention import BACKENDS, KERNELS, platform
 from models.base import Policy
 from models.config import ModelConfig
 
@@ -78,6 +79,9 @@ def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
   policy = VISION.get(model.family, llama).make(cfg, folder, grammar, screen_size)
   tree = leaves(folder)
   hf.locate(folder, tree)
+  adapters = lora.leaves(tree, cfg.lora) if cfg.lora.rank else {}
+  frozen = cfg.freeze_tower if not adapters else "visual" not in adapters
+  _refuse_of_tower(cfg, frozen, "visual" in adapters)
 
   def whole(mesh: Mesh | None = None) -> Any:
     spread = None if mesh is None or mesh.size == 1 else mesh_lib.shardings(decoder.abstract(tree), mesh)
@@ -86,15 +90,13 @@ def read(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
   keeping = lambda policy, visual: policy.keeping(policy, visual, cfg.features_kept) if policy.keeping and cfg.features_kept else policy
   if not cfg.lora.rank:
     visual = functools.cache(lambda: hf.load(folder, tree, dtype=cfg.dtype, branch="visual")["visual"])
-    learner = keeping(policy, visual) if cfg.freeze_tower else policy
-    return Checkpoint(policy, learner, lambda key, mesh=None: whole(mesh), lambda mesh=None: None, cfg.freeze_tower)
-  adapters = lora.leaves(tree, cfg.lora)
+    learner = keeping(policy, visual) if frozen else policy
+    return Checkpoint(policy, learner, lambda key, mesh=None: whole(mesh), lambda mesh=None: None, frozen)
   policy = policy._replace(
     init=functools.partial(decoder.init_leaves, adapters), join=lambda base, params: lora.combine(base, params, cfg.lora)
   )
   begin, read_once = jax.jit(policy.init), functools.cache(whole)
   base = lambda mesh=None: read_once(mesh) if mesh is not None and mesh.size > 1 else read_once()
-  frozen = "visual" not in adapters
   learner = keeping(policy, lambda: base()["visual"]) if frozen else policy
   return Checkpoint(policy, learner, lambda key, mesh=None: begin(key), base, frozen)
 
@@ -104,7 +106,14 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
   for name, known in (("dtype", DTYPES), ("moment", DTYPES), ("attention", ("auto", *BACKENDS))):
     if cfg[name] not in known:
       raise ValueError(f"policy.{name} is {cfg[name]!r}, wanted one of {', '.join(known)}")
-  if cfg.lora.rank < 0 or not cfg.lora.alpha > 0:
+  if (wanted := KERNELS.get(cfg.attention, platform())) != platform():
+    raise ValueError(
+      f"policy.attention is {cfg.attention!r}, a kernel for a {wanted.upper()}, and this process has a {platform().upper()}: wanted "
+      "auto or chunked"
+    )
+  if cfg.attention == "cudnn" and cfg.dtype != "bfloat16":
+    raise ValueError(f"policy.attention is 'cudnn', a kernel of 16-bit numbers: wanted policy.dtype=bfloat16, it is {cfg.dtype}")
+  if cfg.lora.rank < 0 or not 0 < cfg.lora.alpha < math.inf:
     raise ValueError(f"policy.lora.rank, alpha are {cfg.lora.rank}, {cfg.lora.alpha}: wanted a rank of 0 (off) or more, an alpha above 0")
   if cfg.features_kept < 0:
     raise ValueError(f"policy.features_kept is {cfg.features_kept}, wanted 0 (off) or more")
@@ -114,3 +123,26 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
   for name, value in off.items():
     if cfg[name] != value:
       raise ValueError(f"policy.{name} is {cfg[name]!r}, which a {model.family} checkpoint has no use for: leave it at {value!r}")
+  flat = lambda knobs: {**knobs, **{f"lora.{name}": value for name, value in knobs.lora.items()}}
+  given, usual, no_adapters = flat(cfg), flat(defaults()), "there are no adapters with policy.lora.rank=0"
+  idle = {  # where a knob does nothing, and why
+    "lora.alpha": (not cfg.lora.rank, no_adapters),
+    "lora.targets": (not cfg.lora.rank, no_adapters),
+    "screens": (cfg.mode == "append", "policy.mode=append keeps all that fit"),
+    "master": (cfg.dtype == "float32" or cfg.lora.rank > 0, "what learns is float32 already"),
+  }
+  for name, (off, why) in idle.items():
+    if off and given[name] != usual[name]:
+      raise ValueError(f"policy.{name} is {given[name]!r} and would do nothing, {why}: leave it at {usual[name]!r}")
+
+
+def _refuse_of_tower(cfg: ml_collections.ConfigDict, frozen: bool, adapted: bool) -> None:
+  """What does not go with a tower that learns. adapted: by adapters."""
+  if adapted and cfg.freeze_tower:
+    raise ValueError(f"policy.freeze_tower is on, and policy.lora.targets {cfg.lora.targets!r} finds maps of the tower: change one of them")
+  usual = defaults().features_kept
+  if not frozen and cfg.features_kept not in (0, usual):
+    raise ValueError(
+      f"policy.features_kept is {cfg.features_kept} and would do nothing, the tower learns: leave it at {usual}, or give "
+      + ("policy.lora.targets that leave the tower out" if adapted else "policy.freeze_tower=True")
+    )

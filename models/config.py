@@ -84,46 +84,56 @@ class ModelConfig:
       got = raw.get("model_type") if isinstance(raw, dict) else raw
       raise ValueError(f"{path}: model_type is {got!r}; the architectures known are {', '.join(FAMILIES)}")
     family = FAMILIES[raw["model_type"]]
-    inner = _fields(raw.get("text_config", {}), "text_config", path)
+    inner = object_of(raw.get("text_config", {}), "text_config", path)
     text = raw | inner
     _refuse(text, path)
-    width, heads = _whole(text, "hidden_size", path), _whole(text, "num_attention_heads", path)
-    kv_heads = _whole(text, "num_key_value_heads", path)
-    head_dim = _whole(text, "head_dim", path) if text.get("head_dim") is not None else width // heads
+    width, heads = whole(text, "hidden_size", path), whole(text, "num_attention_heads", path)
+    kv_heads = whole(text, "num_key_value_heads", path)
+    head_dim = whole(text, "head_dim", path) if text.get("head_dim") is not None else width // heads
     if heads % kv_heads or head_dim % 2 or (text.get("head_dim") is None and width % heads):
       raise ValueError(f"{path}: {heads} heads, {kv_heads} key-value heads, head_dim {head_dim} of hidden_size {width} do not fit together")
     bias = bool(text.get("attention_bias", False))
     return cls(
-      family=raw["model_type"], vocab=_whole(text, "vocab_size", path), width=width, layers=_whole(text, "num_hidden_layers", path),
-      heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=_whole(text, "intermediate_size", path),
-      eps=_positive(text, "rms_norm_eps", path), max_position=_whole(text, "max_position_embeddings", path),
+      family=raw["model_type"], vocab=whole(text, "vocab_size", path), width=width, layers=whole(text, "num_hidden_layers", path),
+      heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=whole(text, "intermediate_size", path),
+      eps=_positive(text, "rms_norm_eps", path), max_position=whole(text, "max_position_embeddings", path),
       tied=bool(raw.get("tie_word_embeddings", False) or inner.get("tie_word_embeddings", False)),
       qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=bool(text.get("mlp_bias", False)),
       qk_norm=family.qk_norm, **_rope(text, head_dim, family, path), **_vision(raw, family, path),
     )  # fmt: skip
 
 
-def _need(fields: dict, name: str, path: str) -> Any:
-  if fields.get(name) is None:
+def need(fields: dict, name: str, path: str) -> Any:
+  """The field of that name. Of a dotted name the last part is looked up, the rest says in errors where it stands."""
+  value = fields.get(name.rpartition(".")[2])
+  if value is None:
     raise ValueError(f"{path} lacks {name}, and no default is assumed: add the value the checkpoint was trained with")
-  return fields[name]
+  return value
 
 
-def _whole(fields: dict, name: str, path: str) -> int:
-  value = _need(fields, name, path)
+def whole(fields: dict, name: str, path: str) -> int:
+  value = need(fields, name, path)
   if isinstance(value, bool) or not isinstance(value, int) or value < 1:
     raise ValueError(f"{path}: {name} is {value!r}, wanted a whole number of 1 or more")
   return value
 
 
 def _positive(fields: dict, name: str, path: str) -> float:
-  value = _need(fields, name, path)
+  value = need(fields, name, path)
   if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
     raise ValueError(f"{path}: {name} is {value!r}, wanted a number above 0")
   return float(value)
 
 
-def _fields(value: Any, name: str, path: str) -> dict:
+def blocks(fields: dict, name: str, path: str, depth: int) -> tuple[int, ...]:
+  """A list of some of `depth` blocks, by their numbers."""
+  value = need(fields, name, path)
+  if not isinstance(value, list) or not all(type(n) is int and 0 <= n < depth for n in value):
+    raise ValueError(f"{path}: {name} is {value!r}, wanted a list of block numbers, each from 0 to {depth - 1} (depth is {depth})")
+  return tuple(value)
+
+
+def object_of(value: Any, name: str, path: str) -> dict:
   if not isinstance(value, dict):
     raise ValueError(f"{path}: {name} is {value!r}, wanted an object of fields")
   return value
@@ -138,7 +148,7 @@ def _refuse(text: dict, path: str) -> None:
 
 def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any]:
   new = text.get("rope_parameters")
-  rope = _fields(new, "rope_parameters", path) if new is not None else _fields(text.get("rope_scaling") or {}, "rope_scaling", path)
+  rope = object_of(new, "rope_parameters", path) if new is not None else object_of(text.get("rope_scaling") or {}, "rope_scaling", path)
   theta = _positive(rope if new is not None else text, "rope_theta", path)
   kind = rope.get("rope_type", rope.get("type", "default"))
   if kind not in ROPE_TYPES:
@@ -150,9 +160,9 @@ def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     out["llama3_rope"] = tuple(_positive(rope, n, path) for n in names)
   if family.vision:
-    section = _need(rope, "mrope_section", path)
-    whole = isinstance(section, list | tuple) and len(section) == 3 and all(type(n) is int and n >= 0 for n in section)
-    if not whole or sum(section) != head_dim // 2:
+    section = need(rope, "mrope_section", path)
+    three = isinstance(section, list | tuple) and len(section) == 3 and all(type(n) is int and n >= 0 for n in section)
+    if not three or sum(section) != head_dim // 2:
       raise ValueError(f"{path}: mrope_section is {section!r}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
     out["mrope_section"] = tuple(section)
     out["mrope_interleaved"] = bool(rope.get("mrope_interleaved", text["model_type"].startswith("qwen3_vl")))
@@ -162,5 +172,5 @@ def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any
 def _vision(raw: dict, family: Family, path: str) -> dict[str, Any]:
   if not family.vision:
     return {}
-  vision = json.dumps(_fields(_need(raw, "vision_config", path), "vision_config", path), sort_keys=True)
-  return {"image_token_id": _whole(raw, "image_token_id", path), "vision_json": vision}
+  vision = json.dumps(object_of(need(raw, "vision_config", path), "vision_config", path), sort_keys=True)
+  return {"image_token_id": whole(raw, "image_token_id", path), "vision_json": vision}

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from models.decoder import Leaf, is_leaf
 
+INDEX = "model.safetensors.index.json"
 STACKS = ("layers", "blocks", "deepstack_merger_list")  # the keys after which a checkpoint's names carry an index
 PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("model.visual.", "visual."))
 COMPUTED = re.compile(r"\.rotary_emb\.inv_freq\Z")  # older saves hold these; they follow from the config
@@ -49,9 +50,9 @@ class Place(NamedTuple):
 def stored(folder: str | os.PathLike) -> dict[str, Stored]:
   """Every tensor of a checkpoint folder by name, from the files' headers alone."""
   folder = pathlib.Path(folder)
-  index = folder / "model.safetensors.index.json"
+  index = folder / INDEX
   names = _indexed(index) if index.is_file() else None
-  files = sorted({folder / f for f in names.values()}) if names else sorted(folder.glob("*.safetensors"))
+  files = sorted(folder.glob("*.safetensors") if names is None else {folder / f for f in names.values()})
   if not files:
     raise ValueError(f"{folder} holds no *.safetensors file; convert the checkpoint to safetensors first")
   found: dict[str, Stored] = {}
@@ -60,6 +61,8 @@ def stored(folder: str | os.PathLike) -> dict[str, Stored]:
       for name in f.keys():  # noqa: SIM118 - not a dict
         if name in found:
           raise ValueError(f"{file}: tensor {name} stands in {found[name].file.name} too")
+        if names is not None and name not in names:
+          raise ValueError(f"{file}: tensor {name} is in no entry of {index}'s weight_map: take the index and its shards from one save")
         part = f.get_slice(name)
         found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
   for name, file in (names or {}).items():
@@ -69,10 +72,17 @@ def stored(folder: str | os.PathLike) -> dict[str, Stored]:
 
 
 def _indexed(index: pathlib.Path) -> dict[str, str]:
+  """Which file of the folder holds which tensor."""
   try:
-    return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
   except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
     raise ValueError(f"{index} has no readable weight_map: {e!r}") from e
+  if not names:
+    raise ValueError(f"{index}: weight_map is empty, wanted every tensor with its file: take it from its source again, or delete it")
+  for name, file in names.items():
+    if not isinstance(file, str) or pathlib.Path(file).name != file or not file.endswith(".safetensors"):
+      raise ValueError(f"{index}: weight_map has {file!r} for tensor {name}, wanted the name of a *.safetensors file in the same folder")
+  return names
 
 
 def _open(file: pathlib.Path):
@@ -113,8 +123,8 @@ def locate(folder: str | os.PathLike, tree: dict[str, Any]) -> dict[tuple[str, .
   """
   wanted = by_path(tree)
   found: dict[tuple[str, ...], dict[int | None, Stored]] = {path: {} for path in wanted}
-  tied = "lm_head" not in tree
-  for one in stored(folder).values():
+  tied, known = "lm_head" not in tree, stored(folder)
+  for one in known.values():
     if COMPUTED.search(one.name) or (tied and one.name == "lm_head.weight"):
       continue
     where = place(one.name, wanted)
@@ -129,7 +139,9 @@ def locate(folder: str | os.PathLike, tree: dict[str, Any]) -> dict[tuple[str, .
     layers = range(leaf.shape[0]) if leaf.stacked else (None,)
     for layer in layers:
       if layer not in found[path]:
-        raise ValueError(f"{folder} lacks tensor {spell(path, layer)}, which the model that config.json describes has")
+        lacking, files = pathlib.Path(folder) / INDEX, {one.file for one in known.values()}
+        lacking = lacking if lacking.is_file() else files.pop() if len(files) == 1 else f"{folder}/*.safetensors"
+        raise ValueError(f"{lacking} lacks tensor {spell(path, layer)}, which the model that config.json describes has")
   return {path: [parts[k] for k in sorted(parts, key=lambda k: k or 0)] for path, parts in found.items()}
 
 

@@ -18,6 +18,8 @@ import jax
 import numpy as np
 from PIL import Image
 
+from models.config import need, object_of, whole
+
 MAX_ASPECT = 200
 
 
@@ -53,7 +55,8 @@ class Patches(NamedTuple):
 def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int = 0) -> ImageSpec:
   """Reads preprocessor_config.json (or the image part of processor_config.json) of a checkpoint; nothing is assumed.
 
-  min_pixels, max_pixels: 0 takes the checkpoint's own. ValueError names the file and the key that is missing or strange.
+  min_pixels, max_pixels: the policy's knobs, 0 takes the checkpoint's own. ValueError names the file and the field that is missing or
+  strange, or the knob.
   """
   folder = pathlib.Path(folder)
   found = next((p for name in ("preprocessor_config.json", "processor_config.json") if (p := folder / name).is_file()), None)
@@ -63,24 +66,30 @@ def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int 
     raw = json.loads(found.read_text(encoding="utf-8"))
   except (json.JSONDecodeError, UnicodeDecodeError) as e:
     raise ValueError(f"{found} is not JSON: {e}") from e
-  raw = raw.get("image_processor", raw)
-  size = raw.get("size") or {}
-  values = {
-    "patch_size": raw.get("patch_size"),
-    "merge_size": raw.get("merge_size"),
-    "min_pixels": min_pixels or raw.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels"),
-    "max_pixels": max_pixels or raw.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels"),
-    "image_mean": raw.get("image_mean"),
-    "image_std": raw.get("image_std"),
-  }
-  for name, value in values.items():
-    ok = isinstance(value, list) and len(value) == 3 if name.startswith("image_") else isinstance(value, int) and value > 0
-    if not ok:
-      raise ValueError(f"{found}: {name} is {value!r}, wanted {'three numbers' if name.startswith('image_') else 'a whole number above 0'}")
-  if values["min_pixels"] > values["max_pixels"]:
-    raise ValueError(f"{found}: min_pixels {values['min_pixels']} is more than max_pixels {values['max_pixels']}")
-  mean, std = (tuple(float(v) for v in values[name]) for name in ("image_mean", "image_std"))
-  return ImageSpec(values["patch_size"], values["merge_size"], values["min_pixels"], values["max_pixels"], mean, std)
+  path = str(found)
+  raw = object_of(raw, "all that it holds", path)
+  raw = object_of(raw.get("image_processor", raw), "image_processor", path)
+  size = object_of(raw.get("size") or {}, "size", path)
+  sides = {"min_pixels": (min_pixels, "shortest_edge"), "max_pixels": (max_pixels, "longest_edge")}
+  said = {name: f"policy.{name}" if knob else f"{name} of {path}" for name, (knob, _) in sides.items()}
+  pixels = {}
+  for name, (knob, edge) in sides.items():
+    if knob < 0:
+      raise ValueError(f"policy.{name} is {knob}, wanted 0 (the checkpoint's own) or a number of pixels")
+    pixels[name] = knob or whole({name: raw.get(name) or size.get(edge) or size.get(name)}, name, path)
+  if pixels["min_pixels"] > pixels["max_pixels"]:
+    least, most = pixels.values()
+    raise ValueError(f"{said['min_pixels']} is {least}, more than the {most} that {said['max_pixels']} is: wanted at most as many")
+  sizes = (whole(raw, name, path) for name in ("patch_size", "merge_size"))
+  return ImageSpec(*sizes, **pixels, mean=_three(raw, "image_mean", path), std=_three(raw, "image_std", path, above=0))
+
+
+def _three(raw: dict, name: str, path: str, above: float = -math.inf) -> tuple[float, ...]:
+  """A number for each channel."""
+  value = need(raw, name, path)
+  if not isinstance(value, list) or len(value) != 3 or not all(type(v) in (int, float) and above < v < math.inf for v in value):
+    raise ValueError(f"{path}: {name} is {value!r}, wanted three numbers{'' if above else ' above 0'}")
+  return tuple(map(float, value))
 
 
 def resized(screen_size: tuple[int, int], spec: ImageSpec) -> tuple[int, int]:

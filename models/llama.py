@@ -30,7 +30,7 @@ def defaults() -> ml_collections.ConfigDict:
       "max_goal": 256,  # tokens of a goal, for critics that read it
       "template": "",  # of the chat, see models/chat.py; "" = the family's. SmolLM2 is a Llama that wants "smollm2"
       "space": "",  # how points are meant, see models/chat.py; "" = as the grammar has it
-      "instruction": "",  # a text file with {goal} in it; "" = the one in models/chat.py
+      "instruction": "",  # plain or uitars (models/chat.py), or a text file with {goal} in it; "" = plain
       "system": "",  # "" = what the family was trained with
       "remat": "full",  # what a training step keeps of each layer: see models/decoder.py
       "attention": "auto",  # see models/attention.py
@@ -76,9 +76,9 @@ def make(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size:
 
 def _check(cfg: ml_collections.ConfigDict, folder: str, grammar: str, screen_size: tuple[int, int]) -> tuple[ModelConfig, Chat]:
   if cfg.template and cfg.template not in TEMPLATES:
-    raise ValueError(f"policy template is {cfg.template!r}; there are {', '.join(TEMPLATES)}")
+    raise ValueError(f"policy.template is {cfg.template!r}; there are {', '.join(TEMPLATES)}")
   if cfg.remat not in decoder.REMAT:
-    raise ValueError(f"policy remat is {cfg.remat!r}; there are {', '.join(decoder.REMAT)}")
+    raise ValueError(f"policy.remat is {cfg.remat!r}; there are {', '.join(decoder.REMAT)}")
   model = ModelConfig.from_hf(folder)
   if model.vision is not None:
     raise ValueError(f"{folder}/config.json: {model.family} sees screenshots; its file is models/{model.family}.py")

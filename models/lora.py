@@ -30,27 +30,29 @@ def defaults() -> ml_collections.ConfigDict:
 def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
   """The adapters of a tree of Leaf: lora_a [.., rank, in] and lora_b [.., out, rank] for every linear map whose name fits cfg.targets.
 
-  decoder.init_leaves and abstract take it as they take the base. ValueError where nothing fits.
+  decoder.init_leaves and abstract take it as they take the base. ValueError where nothing fits, or a map is smaller than the rank.
   """
   if cfg.rank < 1:
-    raise ValueError(f"lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")
+    raise ValueError(f"policy.lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")
   try:
     wanted = re.compile(cfg.targets)
   except re.error as e:
-    raise ValueError(f"lora.targets is {cfg.targets!r}, wanted a regular expression: {e}") from e
+    raise ValueError(f"policy.lora.targets is {cfg.targets!r}, wanted a regular expression: {e}") from e
   maps = _linear_maps(tree)
   out: dict = {}
   for path, weight in maps.items():
     if wanted.search(".".join(path)):
       front, (rows, cols) = weight.shape[:-2], weight.shape[-2:]
       axes, (row_axis, col_axis) = weight.axes[:-2], weight.axes[-2:]
+      if cfg.rank > min(rows, cols):
+        raise ValueError(f"policy.lora.rank is {cfg.rank}, wanted at most {min(rows, cols)}: {'.'.join(path)} is {rows} x {cols}")
       node = out
       for key in path:
         node = node.setdefault(key, {})
       node["lora_a"] = Leaf((*front, cfg.rank, cols), (*axes, None, col_axis), cols**-0.5)
       node["lora_b"] = Leaf((*front, rows, cfg.rank), (*axes, row_axis, None), 0.0)
   if not out:
-    raise ValueError(f"lora.targets {cfg.targets!r} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
+    raise ValueError(f"policy.lora.targets {cfg.targets!r} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
   return out
 
 

@@ -6,6 +6,7 @@ have a gated MLP with biases. Four neighbouring patches become one token.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -14,6 +15,7 @@ import ml_collections
 from models import vision_language
 from models.base import Policy
 from models.chat import TEMPLATES
+from models.config import blocks, whole
 from models.images import ImageSpec
 from models.layers import linear, rms_norm
 from models.vision import (
@@ -28,20 +30,20 @@ from models.vision import (
   merge_patches,
   run_blocks,
   scales,
+  tower_config,
 )
 from models.vision_language import Tower, defaults
 
 __all__ = ["defaults", "make", "TOWER", "vision_config", "leaves", "encode_images"]
 
 
-def vision_config(raw: dict) -> VisionConfig:
-  """From `vision_config` of the checkpoint's config.json."""
-  merge, patch = raw["spatial_merge_size"], raw["patch_size"]
-  return VisionConfig(
-    depth=raw["depth"], width=raw["hidden_size"], heads=raw["num_heads"], hidden=raw["intermediate_size"], out=raw["out_hidden_size"],
-    patch=patch, merge=merge, frames=raw["temporal_patch_size"], full=tuple(raw["fullatt_block_indexes"]),
-    window=raw["window_size"] // merge // patch * merge,
-  )  # fmt: skip
+def vision_config(raw: dict, path: str = "config.json") -> VisionConfig:
+  """From `vision_config` of the checkpoint's config.json. path: named in errors."""
+  full = blocks(raw, "vision_config.fullatt_block_indexes", path, whole(raw, "vision_config.depth", path))
+  cfg, window = tower_config(raw, path, full=full), whole(raw, "vision_config.window_size", path)
+  if window < (least := cfg.merge * cfg.patch):
+    raise ValueError(f"{path}: vision_config.window_size is {window}, wanted {least} pixels or more: spatial_merge_size x patch_size")
+  return dataclasses.replace(cfg, window=window // least * cfg.merge)
 
 
 def leaves(cfg: VisionConfig) -> dict:

@@ -6,6 +6,7 @@ grid. The outputs of a few blocks are merged too, and added to the image places 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -14,6 +15,7 @@ import ml_collections
 from models import vision_language
 from models.base import Policy
 from models.chat import TEMPLATES
+from models.config import blocks, whole
 from models.decoder import Leaf
 from models.images import ImageSpec
 from models.layers import linear
@@ -31,19 +33,22 @@ from models.vision import (
   run_blocks,
   scales,
   table_positions,
+  tower_config,
 )
 from models.vision_language import Tower, defaults
 
 __all__ = ["defaults", "make", "TOWER", "vision_config", "leaves", "encode_images"]
 
 
-def vision_config(raw: dict) -> VisionConfig:
-  """From `vision_config` of the checkpoint's config.json."""
-  return VisionConfig(
-    depth=raw["depth"], width=raw["hidden_size"], heads=raw["num_heads"], hidden=raw["intermediate_size"], out=raw["out_hidden_size"],
-    patch=raw["patch_size"], merge=raw["spatial_merge_size"], frames=raw["temporal_patch_size"], full=tuple(range(raw["depth"])),
-    taps=tuple(raw["deepstack_visual_indexes"]), table=round(raw["num_position_embeddings"] ** 0.5),
-  )  # fmt: skip
+def vision_config(raw: dict, path: str = "config.json") -> VisionConfig:
+  """From `vision_config` of the checkpoint's config.json. path: named in errors."""
+  depth, places = (whole(raw, f"vision_config.{name}", path) for name in ("depth", "num_position_embeddings"))
+  taps = blocks(raw, "vision_config.deepstack_visual_indexes", path, depth)
+  if not taps or list(taps) != sorted(set(taps)):
+    raise ValueError(f"{path}: vision_config.deepstack_visual_indexes is {list(taps)}, wanted one block or more, each after the last")
+  if math.isqrt(places) ** 2 != places:
+    raise ValueError(f"{path}: vision_config.num_position_embeddings is {places}, wanted a square: rows x columns of the position table")
+  return tower_config(raw, path, full=tuple(range(depth)), taps=taps, table=math.isqrt(places))
 
 
 def leaves(cfg: VisionConfig) -> dict:

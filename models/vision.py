@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from core.mesh import EVERY, constrain, current, gathered
 from models.attention import DENSE, Visible, choose, chunked, mix, platform, splash_whole
+from models.config import whole
 from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
 from models.layers import attend, linear, rotate
@@ -56,6 +57,21 @@ class VisionConfig:
   def group(self) -> int:
     """Patches that become one token."""
     return self.merge * self.merge
+
+
+def tower_config(raw: dict, path: str, **more) -> VisionConfig:
+  """What both towers have of `vision_config` in a checkpoint's config.json. path: named in errors; more: what a family adds. ValueError of
+  one line names the file and the field."""
+  of = lambda name: whole(raw, f"vision_config.{name}", path)
+  cfg = VisionConfig(
+    depth=of("depth"), width=of("hidden_size"), heads=of("num_heads"), hidden=of("intermediate_size"), out=of("out_hidden_size"),
+    patch=of("patch_size"), merge=of("spatial_merge_size"), frames=of("temporal_patch_size"), **more,
+  )  # fmt: skip
+  if cfg.width % (4 * cfg.heads):  # rotary pairs of rows and of columns
+    raise ValueError(
+      f"{path}: vision_config.num_heads is {cfg.heads} of hidden_size {cfg.width}, wanted as many as leave each a multiple of 4 numbers"
+    )
+  return cfg
 
 
 class Bucket(NamedTuple):

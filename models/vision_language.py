@@ -29,8 +29,8 @@ from models.vision import Run, VisionConfig, VisionPlan, bucket_for, vision_plan
 
 
 class Tower(NamedTuple):
-  """What a family brings. config(raw vision_config) -> VisionConfig; leaves(VisionConfig) -> tree of Leaf; encode(visual params,
-  VisionConfig, ImageSpec, patches, plan, Run) -> features; template: of its chat; space: how it means points."""
+  """What a family brings. config(raw vision_config, path of its file) -> VisionConfig; leaves(VisionConfig) -> tree of Leaf;
+  encode(visual params, VisionConfig, ImageSpec, patches, plan, Run) -> features; template: of its chat; space: how it means points."""
 
   config: Callable
   leaves: Callable
@@ -60,7 +60,7 @@ def defaults() -> ml_collections.ConfigDict:
       "min_pixels": 0,  # of a resized screenshot; 0 = the checkpoint's preprocessor_config.json
       "max_pixels": 0,
       "space": "",  # how points are meant, see models/chat.py; "" = as the grammar or the family has it
-      "instruction": "",  # a text file with {goal} in it; "" = the one in models/chat.py
+      "instruction": "",  # plain, uitars (models/chat.py) or a text file with {goal} in it; "" = uitars for Qwen2.5-VL on desktops
       "system": "",  # "" = what the family was trained with
       "freeze_tower": False,  # no gradient into the vision tower; its features are made once a screenshot
       "features_kept": 256,  # of screenshots, on the learner's host, where the tower is frozen; 0 = it runs in every step
@@ -77,18 +77,18 @@ def read_config(folder: str, tower: Tower, min_pixels: int = 0, max_pixels: int 
   text = ModelConfig.from_hf(folder)
   if text.vision is None:
     raise ValueError(f"{folder}/config.json: {text.family} has no vision tower; its file is models/llama.py")
-  try:
-    vision = tower.config(text.vision)
-  except KeyError as missing:
-    raise ValueError(
-      f"{folder}/config.json: vision_config lacks {missing} (it is a {text.family}; is it this family's policy?)"
-    ) from missing
+  vision = tower.config(text.vision, f"{folder}/config.json")
   images = image_spec(folder, min_pixels, max_pixels)
   if (vision.patch, vision.merge) != (images.patch, images.merge):
     given, wanted = (images.patch, images.merge), (vision.patch, vision.merge)
     raise ValueError(f"{folder}: (patch, merge) is {given} in preprocessor_config.json and {wanted} in config.json; they must agree")
   if vision.out != text.width:
     raise ValueError(f"{folder}/config.json: image features have width {vision.out}, the decoder {text.width}; they must be equal")
+  if len(vision.taps) > text.layers:
+    raise ValueError(
+      f"{folder}/config.json: vision_config.deepstack_visual_indexes names {len(vision.taps)} blocks, whose features go to as many layers "
+      f"of the decoder: it has {text.layers}"
+    )
   return VLConfig(text, vision, images, tower)
 
 
@@ -163,7 +163,7 @@ def setup(cfg: ml_collections.ConfigDict, folder: str, tower: Tower, grammar: st
   """Checks the knobs against the checkpoint and the screen; ValueError of one line where they do not fit together."""
   for name in ("remat", "remat_tower"):
     if cfg[name] not in decoder.REMAT and (cfg[name] or name == "remat"):
-      raise ValueError(f"policy {name} is {cfg[name]!r}; there are {', '.join(decoder.REMAT)}")
+      raise ValueError(f"policy.{name} is {cfg[name]!r}; there are {', '.join(decoder.REMAT)}")
   model = read_config(folder, tower, cfg.min_pixels, cfg.max_pixels)
   shown = resized(screen_size, model.images)
   chat = make_chat(cfg, folder, tower.template, model.text, grammar, tower.space, screen_size, shown)

@@ -359,7 +359,7 @@ def defaults() -> ml_collections.ConfigDict:
     {
       "slots": 0,  # episodes that write at once; 0 = practice.slots
       "spans": (),  # lengths of the cache that a program may read; () = a quarter, half and all of what a step may need
-      "chunks": (32, 128, 512),  # tokens of a prefill
+      "chunks": (),  # tokens of a prefill; () = 32, 128 and 512, those that the longest span holds
       "steps": 8,  # tokens written before the host hears of it
       "stop": (),  # texts that end an action
       "on_load": "keep",  # caches that older weights filled; or "rebuild" them
@@ -373,19 +373,22 @@ def defaults() -> ml_collections.ConfigDict:
 
 def check(policy, slots, spans, chunks, steps, temperature, stop, most, on_load, burst, images_kept) -> None:
   """Domains of what a SessionSampler is made with; each failure one line."""
-  whole = lambda *values: all(v == int(v) and v >= 1 for v in values)
+  whole = lambda *values: all(isinstance(v, int) and v >= 1 for v in values)
+  spanned = len(spans) and whole(*spans)
+  longest = max(spans) if spanned else 0
   wanted = (
     ("slots", slots, whole(slots), "1 or more"),
-    ("spans", spans, len(spans) and whole(*spans), "one or more lengths of 1 or more"),
-    ("chunks", chunks, len(chunks) and whole(*chunks) and max(chunks) <= max(spans, default=0), "one or more, none above the longest span"),
+    ("spans", spans, spanned, "one or more lengths, whole numbers of 1 or more"),
+    ("chunks", chunks, len(chunks) and whole(*chunks) and max(chunks) <= longest, f"whole numbers of 1 to {longest}, the longest span"),
     ("steps", steps, whole(steps), "1 or more"),
     ("temperature", temperature, 0 <= temperature < float("inf"), "0 (greedy, evaluation only) or more"),
-    ("stop", stop, not isinstance(stop, str) and all(stop), "texts that are not empty"),
+    ("stop", stop, not isinstance(stop, str) and all(isinstance(text, str) and text for text in stop), "texts that are not empty"),
     ("most", most, 0 <= most <= policy.max_action, f"0 to {policy.max_action}, the policy's max_action"),
     ("on_load", on_load, on_load in ("keep", "rebuild"), "keep or rebuild"),
     ("burst", burst, whole(burst), "1 or more"),
     ("images_kept", images_kept, whole(images_kept), "1 or more"),
   )
+  knobs = defaults()
   for name, value, good, want in wanted:
     if not good:
-      raise ValueError(f"sampler {name} is {value!r}, wanted {want}")
+      raise ValueError(f"sampler{'.sessions.' if name in knobs else ' '}{name} is {value!r}, wanted {want}")

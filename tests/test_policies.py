@@ -170,6 +170,11 @@ def test_adapters_alone_are_learnt_on_what_can_be_read_and_merged(folders, tmp_p
   say = lambda params: world.policy.logits(params, world.policy.forward(params, ids, ids[None], np.ones_like(ids), None, None))
   np.testing.assert_allclose(say(together), say(merged), atol=1e-4)
   assert np.abs(np.asarray(say(merged)) - np.asarray(say(world.base()))).max() > 1e-2
+  shutil.copytree(folder, tmp_path / "ck")
+  weights(lambda t: t["model.norm.weight"].fill(np.inf))(tmp_path / "ck")
+  (workdir / "config.json").write_text((workdir / "config.json").read_text().replace(str(folder), str(tmp_path / "ck")))
+  with pytest.raises(ValueError, match="ck/model.safetensors: tensor model.norm.weight holds NaN or infinity"):
+    evaluate.load(str(workdir))  # evaluate.py, before it starts a computer
 
 
 def test_the_last_screens_on_a_desktop_in_the_points_of_the_family(folders, tmp_path, unmeasured):
@@ -212,7 +217,14 @@ def gone(name):
 
 
 BROKEN = {
-  "missing": (weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), ["lacks tensor model.layers.1.mlp.up_proj.weight"]),
+  "missing": (
+    weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), ["ck/model.safetensors lacks tensor model.layers.1.mlp.up_proj.weight"],
+  ),
+  "index": (
+    lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": 5}}'),
+    ["model.safetensors.index.json: weight_map has 5 for tensor model.norm.weight"],
+  ),
+  "tower": (config(lambda c: c["vision_config"].update(depth="x")), ["ck/config.json: vision_config.depth is 'x', wanted a whole number"]),
   "extra": (weights(lambda t: t.update(odd=np.zeros(2, np.float32))), ["model.safetensors: tensor odd has no place"]),
   "shape": (weights(lambda t: t.update({"model.norm.weight": np.zeros(3, np.float32)})), ["tensor model.norm.weight", "[3]", "[32]"]),
   "cut": (cut, ["model.safetensors is truncated"]),
@@ -223,7 +235,10 @@ BROKEN = {
   "no weights": (gone("model.safetensors"), ["holds no *.safetensors"]),
   "no preprocessor": (gone("preprocessor_config.json"), ["has no preprocessor_config.json"]),
   "broken preprocessor": (lambda folder: (folder / "preprocessor_config.json").write_text("{"), ["preprocessor_config.json is not JSON"]),
-}
+  "preprocessor of another kind": (
+    lambda folder: (folder / "preprocessor_config.json").write_text("[1]"), ["preprocessor_config.json: all that it holds is [1], wanted"],
+  ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
@@ -256,10 +271,29 @@ REFUSED = [
   ("qwen2_5_vl", "android.py", {"policy__max_prompt": 60}, "does not fit into 60"),
   ("qwen2_5_vl", "android.py", {"policy__lr": 0.0}, "policy.lr is 0.0"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__spans": (64,)}, "sampler.sessions.spans end at 64"),
-  ("qwen2_5_vl", "android.py", {"sampler__sessions__on_load": "drop"}, "sampler on_load is 'drop', wanted keep or rebuild"),
+  ("qwen2_5_vl", "android.py", {"sampler__sessions__on_load": "drop"}, "sampler.sessions.on_load is 'drop', wanted keep or rebuild"),
   ("qwen2_5_vl", "android.py", {"sampler__endpoints": ("http://127.0.0.1:1",)}, "sampler.endpoints with policy.checkpoint"),
   ("qwen2_5_vl", "android.py", {"policy__moment": "float16"}, "policy.moment is 'float16'"),
   ("qwen2_5_vl", "android.py", {"copy__when": "later"}, "copy.when is later"),
+  ("qwen2_5_vl", "android.py", {"policy__lora__rank": 2, "policy__lora__alpha": "inf"}, "policy.lora.rank, alpha are 2, inf"),
+  ("qwen2_5_vl", "android.py", {"policy__lora__rank": 17}, "policy.lora.rank is 17, wanted at most 16"),
+  ("qwen2_5_vl", "android.py", {"policy__lora__alpha": 8.0}, "policy.lora.alpha is 8.0 and would do nothing, there are no adapters"),
+  ("qwen2_5_vl", "android.py", {"policy__lora__targets": "q_proj"}, "policy.lora.targets is 'q_proj' and would do nothing"),
+  ("qwen2_5_vl", "android.py", {"policy__screens": 2}, "policy.screens is 2 and would do nothing, policy.mode=append keeps all"),
+  ("qwen2_5_vl", "android.py", {"policy__master": False}, "policy.master is False and would do nothing, what learns is float32"),
+  ("qwen2_5_vl", "android.py", {"policy__features_kept": 9}, "policy.features_kept is 9 and would do nothing, the tower learns"),
+  (
+    "qwen2_5_vl",
+    "android.py",
+    {"policy__freeze_tower": True, "policy__lora__rank": 2, "policy__lora__targets": "visual.*attn"},
+    "policy.freeze_tower is on, and policy.lora.targets 'visual.*attn' finds maps of the tower",
+  ),
+  ("qwen2_5_vl", "android.py", {"policy__attention": "splash"}, "'splash', a kernel for a TPU, and this process has a CPU: wanted auto"),
+  ("qwen2_5_vl", "android.py", {"policy__attention": "cudnn"}, "'cudnn', a kernel for a GPU, and this process has a CPU: wanted auto"),
+  ("qwen2_5_vl", "android.py", {"policy__instruction": "no/such.txt"}, "policy.instruction is no/such.txt, which cannot be read as text"),
+  ("qwen2_5_vl", "android.py", {"policy__min_pixels": 10**6}, "policy.min_pixels is 1000000, more than the 60000 that max_pixels of"),
+  ("qwen2_5_vl", "android.py", {"sampler__sessions__spans": ("a",)}, "sampler.sessions.spans is ('a',), wanted one or more lengths"),
+  ("qwen2_5_vl", "android.py", {"sampler__sessions__chunks": (64, 256)}, "sampler.sessions.chunks is (64, 256), wanted whole numbers of 1"),
   ("qwen2_5_vl", "android.py:agent=digirl", {}, "agent digirl does not learn from policy.checkpoint"),
   (
     "qwen2_5_vl",
@@ -278,3 +312,15 @@ def test_what_does_not_go_together_is_one_line(folders, tmp_path, capsys, family
   assert train.main(argv) == 2
   said = capsys.readouterr().err
   assert said.count("\n") == 1 and says in said and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_checkpoint_whose_numbers_are_none_is_refused_before_a_computer_starts(folders, tmp_path, capsys, monkeypatch, rank):
+  """Whether its parameters are learnt, or the base that adapters join."""
+  shutil.copytree(folders["llama"], tmp_path / "ck")
+  weights(lambda t: t["model.layers.1.mlp.up_proj.weight"].__setitem__((3, 5), np.nan))(tmp_path / "ck")
+  monkeypatch.setattr(evaluate, "computers", lambda *a: pytest.fail("computers were started"))
+  more = {"env__text": True, "policy__max_prompt": 300, "policy__max_action": 40, "sampler__sessions__spans": (340,)}
+  assert train.main(command(tmp_path / "ck", tmp_path / "run", policy__lora__rank=rank, **more)) == 2
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1 and "ck/model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity" in said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs import actions
-from models.chat import ACTIONS, GOAL, LLAMA3, SPACES, TEMPLATES, Chat, Tokenizer, Turn, extends, instruction
+from models.chat import ACTIONS, GOAL, LLAMA3, SPACES, TEMPLATES, TEXTS, Chat, Tokenizer, Turn, extends, instruction
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "golden" / "chat"
 
@@ -188,11 +188,11 @@ def test_extends_by_hand():
 # -- instructions
 
 
-@pytest.mark.parametrize("grammar", sorted(ACTIONS))
-def test_the_action_space_is_what_the_parser_reads(grammar, tok):
+@pytest.mark.parametrize(("grammar", "which"), [*((grammar, "plain") for grammar in sorted(ACTIONS)), ("desktop", "uitars")])
+def test_the_action_space_is_what_the_parser_reads(grammar, which, tok):
   """Every line, filled in, is readable, and every kind that the grammar needs for a task is told."""
-  text = instruction(tok, grammar, "", (0, 0))
-  lines = text.partition("## Action Space\n")[2].partition("\n\n## User")[0].strip().split("\n")
+  text = instruction(tok, grammar, "", (0, 0), which)
+  lines = text.partition("## Action Space\n")[2].partition("\n\n## ")[0].strip().split("\n")
   told = set()
   for line in lines:
     line = line.partition(" #")[0]
@@ -208,9 +208,10 @@ def test_the_action_space_is_what_the_parser_reads(grammar, tok):
   assert text.count(GOAL) == 1 and text.endswith("## User Instruction\n{goal}")
 
 
-def test_points_are_spelled_as_the_checkpoint_knows_them(tok):
-  assert "click(start_box='<|box_start|>(x1,y1)<|box_end|>')" in instruction(tok, "desktop", "resized", (1932, 1092))
-  ids = chat(tok, text=instruction(tok, "desktop", "resized", (1932, 1092))).head("g")
+@pytest.mark.parametrize("which", TEXTS)
+def test_points_are_spelled_as_the_checkpoint_knows_them(tok, which):
+  assert "click(start_box='<|box_start|>(x1,y1)<|box_end|>')" in instruction(tok, "desktop", "resized", (1932, 1092), which)
+  ids = chat(tok, text=instruction(tok, "desktop", "resized", (1932, 1092), which)).head("g")
   assert ids.count(tok._control["<|box_start|>"]) == 6  # click, left_double, right_single, drag twice, scroll
   assert "1932 wide and 1092 high" in spelled(tok, ids)
 
@@ -218,9 +219,18 @@ def test_points_are_spelled_as_the_checkpoint_knows_them(tok):
 def test_instruction_from_a_file_and_what_is_refused(tok, tmp_path):
   (tmp_path / "good.txt").write_text("Go: {goal}.")
   (tmp_path / "bad.txt").write_text("Go.")
-  assert instruction(tok, "anything", "", file=str(tmp_path / "good.txt")) == "Go: {goal}."
-  with pytest.raises(ValueError, match=r"bad.txt has \{goal\} 0 times, wanted once"):
-    instruction(tok, "desktop", "", file=str(tmp_path / "bad.txt"))
+  (tmp_path / "binary").write_bytes(b"\xff\xfe{goal}\x00")
+  assert instruction(tok, "anything", "", which=str(tmp_path / "good.txt")) == "Go: {goal}."
+  for name, line in (
+    ("bad.txt", r"policy.instruction, \S+bad.txt, has \{goal\} 0 times, wanted once"),
+    ("gone.txt", r"policy.instruction is \S+gone.txt, which cannot be read as text \(.*No such file.*\): wanted plain, uitars, or a text"),
+    ("binary", r"policy.instruction is \S+binary, which cannot be read as text \(.*can't decode.*\): wanted plain, uitars, or a text"),
+    ("", r"policy.instruction is \S+, which cannot be read as text \(.*directory.*\): wanted plain"),
+  ):
+    with pytest.raises(ValueError, match=line):
+      instruction(tok, "desktop", "", which=str(tmp_path / name))
+  with pytest.raises(ValueError, match="policy.instruction is 'uitars', a desktop's actions, and the grammar is 'phone'"):
+    instruction(tok, "phone", "fraction", which="uitars")
   with pytest.raises(ValueError, match="no instruction for grammar 'tablet': wanted one of 'desktop', 'phone', 'web'"):
     instruction(tok, "tablet", "")
   with pytest.raises(ValueError, match="no instruction for space 'miles'"):

@@ -132,7 +132,7 @@ def endless(t):
 BROKEN = {
   "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity": sick,
   "model.safetensors: tensor model.norm.weight holds NaN or infinity": endless,
-  "lacks tensor model.layers.1.mlp.up_proj.weight": drop,
+  "model.safetensors lacks tensor model.layers.1.mlp.up_proj.weight": drop,
   "model.safetensors: tensor model.layers.3.mlp.up_proj.weight has no place in the model": extra,
   "model.safetensors: tensor model.layers.1.self_attn.q_norm.weight has no place in the model": stranger,
   "model.safetensors: tensor model.layers.1.mlp.up_proj.weight is BF16 [32, 48], wanted a float of [48, 32]": reshape,
@@ -179,6 +179,49 @@ def garble(folder):
   return "model.safetensors.index.json has no readable weight_map"
 
 
+def mapped(change):
+  def do(folder):
+    index = folder / "model.safetensors.index.json"
+    raw = json.loads(index.read_text())
+    line = change(raw["weight_map"])
+    index.write_text(json.dumps(raw))
+    return line
+
+  return do
+
+
+@mapped
+def number(files):
+  files["model.language_model.norm.weight"] = 5
+  return "index.json: weight_map has 5 for tensor model.language_model.norm.weight, wanted the name of a *.safetensors file"
+
+
+@mapped
+def elsewhere(files):
+  files["model.language_model.norm.weight"] = "../ck/model-00001-of-00002.safetensors"
+  return "index.json: weight_map has '../ck/model-00001-of-00002.safetensors' for tensor model.language_model.norm.weight"
+
+
+@mapped
+def blank(files):
+  files.clear()
+  return "index.json: weight_map is empty, wanted every tensor with its file"
+
+
+@mapped
+def unlisted(files):
+  del files["model.language_model.layers.1.mlp.up_proj.weight"]
+  return "2-of-00002.safetensors: tensor model.language_model.layers.1.mlp.up_proj.weight is in no entry of"
+
+
+def unheld(folder):
+  """Neither in a shard nor in the index."""
+  unlisted(folder)
+  shard = next(folder.glob("*2-of-*"))
+  save_file({k: v for k, v in load_file(shard).items() if not k.endswith("layers.1.mlp.up_proj.weight")}, shard, {"format": "pt"})
+  return "model.safetensors.index.json lacks tensor model.layers.1.mlp.up_proj.weight"
+
+
 def double(folder):
   shutil.copy(next(folder.glob("*1-of-*")), folder / "model-00003.safetensors")
   (folder / "model.safetensors.index.json").unlink()
@@ -191,7 +234,9 @@ def empty(folder):
   return "holds no *.safetensors file"
 
 
-@pytest.mark.parametrize("breaking", [truncate, lose, lie, garble, double, empty])
+@pytest.mark.parametrize("breaking", [
+  truncate, lose, lie, garble, number, elsewhere, blank, unlisted, unheld, double, empty,
+])  # fmt: skip
 def test_files_that_are_broken_are_named(folder, breaking):
   tree = leaves(folder)
   split(folder)

@@ -121,9 +121,38 @@ def test_what_is_missing_or_strange_is_named(tmp_path):
   with pytest.raises(ValueError, match="has no preprocessor_config.json"):
     image_spec(tmp_path)
   for name in ("patch_size", "merge_size", "min_pixels", "max_pixels", "image_mean", "image_std"):
-    with pytest.raises(ValueError, match=f"preprocessor_config.json: {name} is None, wanted"):
+    with pytest.raises(ValueError, match=f"preprocessor_config.json lacks {name}, and no default is assumed"):
       image_spec(written(tmp_path, {k: v for k, v in RAW.items() if k != name}))
-  with pytest.raises(ValueError, match="image_mean is 0.5, wanted three numbers"):
-    image_spec(written(tmp_path, RAW | {"image_mean": 0.5}))
-  with pytest.raises(ValueError, match="min_pixels 3136 is more than max_pixels 784"):
-    image_spec(written(tmp_path, RAW), max_pixels=784)
+  for raw, line in STRANGE:
+    with pytest.raises(ValueError) as e:
+      image_spec(written(tmp_path, raw))
+    assert f"{tmp_path}/preprocessor_config.json: {line}" in str(e.value) and "\n" not in str(e.value)
+
+
+STRANGE = [
+  ([1], "all that it holds is [1], wanted an object of fields"),
+  ({"image_processor": 5}, "image_processor is 5, wanted an object of fields"),
+  (RAW | {"size": 5}, "size is 5, wanted an object of fields"),
+  (RAW | {"image_mean": 0.5}, "image_mean is 0.5, wanted three numbers"),
+  (RAW | {"image_mean": "x"}, "image_mean is 'x', wanted three numbers"),
+  (RAW | {"image_mean": ["a", "b", "c"]}, "image_mean is ['a', 'b', 'c'], wanted three numbers"),
+  (RAW | {"image_std": [1, 0, 1]}, "image_std is [1, 0, 1], wanted three numbers above 0"),
+  (RAW | {"image_std": [1, float("nan"), 1]}, "image_std is [1, nan, 1], wanted three numbers above 0"),  # Python's JSON has one
+  (RAW | {"patch_size": 0}, "patch_size is 0, wanted a whole number of 1 or more"),
+  (RAW | {"merge_size": "2"}, "merge_size is '2', wanted a whole number of 1 or more"),
+  (RAW | {"max_pixels": 1e6}, "max_pixels is 1000000.0, wanted a whole number of 1 or more"),
+]
+
+
+def test_bounds_that_cross_are_blamed_on_whoever_set_them(tmp_path):
+  """3136 pixels at least and 12845056 at most in the file; the knobs are config.policy's."""
+  folder = written(tmp_path, RAW)
+  file = f"{folder}/preprocessor_config.json"
+  for knobs, line in (
+    ({"max_pixels": 784}, f"min_pixels of {file} is 3136, more than the 784 that policy.max_pixels is"),
+    ({"min_pixels": 10**8}, f"policy.min_pixels is 100000000, more than the 12845056 that max_pixels of {file} is"),
+    ({"min_pixels": -1}, "policy.min_pixels is -1, wanted 0 (the checkpoint's own) or a number of pixels"),
+  ):
+    with pytest.raises(ValueError) as e:
+      image_spec(folder, **knobs)
+    assert str(e.value).startswith(line)

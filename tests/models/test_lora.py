@@ -87,6 +87,14 @@ def test_what_fits_nothing_is_one_line(model):
     lora.leaves(tree, knobs(rank=0))
 
 
+def test_a_rank_above_a_map_is_one_line(model):
+  """Keys of the golden model: 2 heads of 12 from a width of 32."""
+  _, tree, _ = model
+  assert lora.leaves(tree, knobs(rank=24))
+  with pytest.raises(ValueError, match=r"policy.lora.rank is 25, wanted at most 24: model.layers.self_attn.k_proj is 24 x 32"):
+    lora.leaves(tree, knobs(rank=25))
+
+
 def test_a_merge_keeps_the_dtype_and_rounds_once(model):
   """bfloat16 weights: the sum is made in float32. 1 + 2 ** -9 rounds to 1, while 1 + 2 ** -7 is a bfloat16."""
   base = {"f": {"weight": jnp.ones((1, 1), jnp.bfloat16)}}

@@ -5,6 +5,7 @@ import collections
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 import tiny_checkpoints
 
+from agents import arpo
+from core.learner import make_score, make_update
+from core.optimiser import make_optimiser
+from core.state import Batch, TrainState
 from models import decoder, qwen2_5_vl, qwen3_vl, vision_language
 from models.config import ModelConfig
-from models.decoder import Leaf, Vision
-from models.images import ImageSpec, image_grid
-from models.vision import Run, bucket_for, vision_plan
+from models.decoder import Leaf
+from models.images import ImageSpec
 from models.vision_language import Seen, VLConfig
 from rollout.sampler import Sampler
 from rollout.turn import make_record
@@ -182,7 +186,7 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     make(remat="some")
   with pytest.raises(ValueError, match="remat_tower is 'some'; there are none, dots"):
     make(remat_tower="some")
-  with pytest.raises(ValueError, match="does not fit into 20: raise the prompt's budget"):
+  with pytest.raises(ValueError, match="does not fit into 20: raise policy.max_prompt or lower policy.max_pixels"):
     make(max_prompt=20)
   with pytest.raises(ValueError, match=r"uint8 \(90, 121, 3\), the policy was made for uint8 \(90, 120, 3\)"):
     policy.prompt("red", [screen(0, (121, 90))])
@@ -194,7 +198,7 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
     (lambda c: c.update(image_token_id=5), "an image token is .* in tokenizer.json and 5 in config.json"),
     (lambda c: c["vision_config"].update(out_hidden_size=8), "image features have width 8, the decoder 32"),
     (lambda c: c["vision_config"].update(patch_size=7), r"\(patch, merge\) is \(1[46], 2\) in preprocessor_config.json and \(7, 2\)"),
-    (lambda c: c["vision_config"].pop("depth"), "vision_config lacks 'depth'"),
+    (lambda c: c["vision_config"].pop("depth"), "config.json lacks vision_config.depth, and no default is assumed"),
     (lambda c: c["text_config"].update(vocab_size=300), "tokenizer.json has ids up to .*, the model of config.json 300 tokens"),
     (lambda c: c["text_config"].update(max_position_embeddings=100), r"max_prompt \+ max_action is 165; .* was trained for 100 positions"),
   ):
@@ -209,6 +213,74 @@ def test_what_does_not_fit_together_is_one_line(family, folder, policy, tmp_path
   (bad / "tokenizer.json").write_text(json.dumps(tokens))
   with pytest.raises(ValueError, match="tokenizer.json has ids up to 9000, the model of config.json"):
     make(bad)
+
+
+def test_a_qwen2_5_vl_is_told_as_ui_tars_on_a_desktop(family, folder):
+  """UI-TARS-1.5 is a Qwen2.5-VL: output in a fence, the actions, notes with the size of the image in pixels, then the task. A phone's
+  grammar, another family and the knob have the plain text."""
+  heads = ["Output Format", "Action Space", "Note", "User Instruction"]
+
+  def told(grammar, **changed):
+    cfg = knobs(folder, max_prompt=1500, **{"instruction": ""} | changed)
+    return FAMILIES[family].make(cfg, str(folder), grammar, SCREEN).prompt.args[0].chat.instruction
+
+  sections = lambda text: [line[3:] for line in text.split("\n") if line.startswith("## ")]
+  usual, asked = told("desktop"), told("desktop", instruction="uitars")
+  assert sections(asked) == heads and "```\nThought: ...\nAction: ...\n```" in asked and asked.endswith("## User Instruction\n{goal}")
+  assert (usual == asked) == (family == "qwen2_5_vl")
+  if family == "qwen2_5_vl":  # 120 x 90 becomes 112 x 84: multiples of 28
+    assert "pixels of the screenshot, which is 112 wide and 84 high" in usual
+  for plain in (told("phone"), told("desktop", instruction="plain")):
+    assert sections(plain) == [h for h in heads if h != "Note"] and "```" not in plain
+
+
+# -- the numbers of a tower that cannot be
+
+
+def tower(family, **changed):
+  return json.loads((tiny_checkpoints.GOLDEN / family / "config.json").read_text())["vision_config"] | changed
+
+
+EITHER = [
+  ({"depth": "x"}, "depth is 'x', wanted a whole number of 1 or more"),
+  ({"spatial_merge_size": 0}, "spatial_merge_size is 0, wanted a whole number of 1 or more"),
+  ({"num_heads": 0}, "num_heads is 0, wanted a whole number of 1 or more"),
+  ({"num_heads": 5}, "num_heads is 5 of hidden_size 24, wanted as many as leave each a multiple of 4 numbers"),
+  ({"num_heads": 4}, "num_heads is 4 of hidden_size 24, wanted as many as leave each a multiple of 4 numbers"),  # 6: no pairs of two axes
+]
+IMPOSSIBLE = [
+  *((family, *case) for family in FAMILIES for case in EITHER),
+  ("qwen2_5_vl", {"window_size": "x"}, "window_size is 'x', wanted a whole number of 1 or more"),
+  ("qwen2_5_vl", {"window_size": 0}, "window_size is 0, wanted a whole number of 1 or more"),
+  ("qwen2_5_vl", {"window_size": 27}, "window_size is 27, wanted 28 pixels or more: spatial_merge_size x patch_size"),
+  ("qwen2_5_vl", {"fullatt_block_indexes": None}, "fullatt_block_indexes, and no default is assumed"),
+  ("qwen2_5_vl", {"fullatt_block_indexes": [0, 3]}, "fullatt_block_indexes is [0, 3], wanted a list of block numbers, each from 0 to 2"),
+  ("qwen2_5_vl", {"fullatt_block_indexes": 2}, "fullatt_block_indexes is 2, wanted a list of block numbers"),
+  ("qwen3_vl", {"deepstack_visual_indexes": [1, 0]}, "deepstack_visual_indexes is [1, 0], wanted one block or more, each after the last"),
+  ("qwen3_vl", {"deepstack_visual_indexes": []}, "deepstack_visual_indexes is [], wanted one block or more"),
+  ("qwen3_vl", {"deepstack_visual_indexes": [0, 3]}, "deepstack_visual_indexes is [0, 3], wanted a list of block numbers"),
+  ("qwen3_vl", {"num_position_embeddings": 35}, "num_position_embeddings is 35, wanted a square"),
+]
+
+
+@pytest.mark.parametrize(("family", "changed", "line"), IMPOSSIBLE)
+def test_a_tower_that_cannot_be_is_one_line_with_the_file_and_the_field(family, changed, line):
+  config = FAMILIES[family].TOWER.config
+  config(tower(family), "here/config.json")
+  with pytest.raises(ValueError) as e:
+    config(tower(family, **changed), "here/config.json")
+  said = str(e.value)
+  assert said.startswith(("here/config.json: vision_config.", "here/config.json lacks vision_config.")) and line in said
+  assert "\n" not in said
+
+
+def test_more_deepstack_than_layers_of_the_decoder(tmp_path):
+  folder = pathlib.Path(tiny_checkpoints.folder(tmp_path / "ck", "qwen3_vl"))
+  config = json.loads((folder / "config.json").read_text())
+  config["vision_config"]["deepstack_visual_indexes"] = [0, 1, 2]
+  (folder / "config.json").write_text(json.dumps(config))
+  with pytest.raises(ValueError, match="deepstack_visual_indexes names 3 blocks, .* the decoder: it has 2"):
+    vision_language.read_config(str(folder), qwen3_vl.TOWER)
 
 
 # -- the real sizes
@@ -279,28 +351,43 @@ def shapes(jaxpr, found):
 
 
 @pytest.mark.parametrize("what", ["score", "train"])
-def test_no_array_is_as_large_as_the_full_logits(what):
-  """Qwen2.5-VL-7B, one row of 65,536 tokens with 15 screenshots of 1080p, 8,192 of them action tokens: full logits would be 37 GiB of
-  float32. The vocabulary is a side of the head and of a chunk of 1024 tokens only."""
-  cfg, length, count = real("Qwen2.5-VL-7B"), 65_536, 15
-  grid = image_grid((1920, 1080), cfg.images)
-  plan = vision_plan([grid] * count, cfg.vision, bucket_for([grid], cfg.vision, count))
-  aval = jax.ShapeDtypeStruct
-  batch = dict(
-    tokens=aval((1, length), jnp.int32), positions=aval((3, 1, length), jnp.int32), segments=aval((1, length), jnp.int32),
-    slot=aval((1, length), jnp.int32), mask=aval((1, length), bool), patches=aval((count, grid[0] * grid[1], 3 * 14 * 14), jnp.uint8),
+def uitars(path, length, actions):
+  """The policy of a UI-TARS-1.5-7B on a 1080p desktop as a run makes it, from a folder with the real sizes and no weights."""
+  folder = pathlib.Path(tiny_checkpoints.folder(path, "qwen2_5_vl"))
+  raw, tower_raw, _, _ = REAL["Qwen2.5-VL-7B"]
+  image = json.loads((folder / "config.json").read_text())["image_token_id"]  # the little tokenizer's
+  raw = raw | {"vision_config": tower_raw | {"out_hidden_size": raw["hidden_size"]}, "image_token_id": image}
+  (folder / "config.json").write_text(json.dumps(raw))
+  cfg = knobs(folder, max_prompt=length - actions, max_action=actions, max_pixels=2_116_800, dtype="bfloat16", remat="full")
+  return qwen2_5_vl.make(cfg, str(folder), "desktop", (1920, 1080))
+
+
+@pytest.mark.parametrize("what", ["score", "update"])
+def test_no_array_is_as_large_as_the_full_logits(what, tmp_path):
+  """The learner's own two functions, ARPO's loss and AdamW over float32 copies: one row of 65,536 tokens of a 7B policy with 15 screenshots
+  of 1080p, 8,192 of them action tokens. Full logits would be 37 GiB of float32, those of the action tokens 4.6. The vocabulary is a side
+  of the head, the embedding and a chunk of 1024 tokens only."""
+  length, count, actions = 65_536, 15, 8192
+  policy = uitars(tmp_path / "ck", length, actions)
+  assert policy.tokens_per_image == 2691  # 1932 x 1092 pixels, 28 x 28 a token
+  of = lambda kind, *size: jax.ShapeDtypeStruct(size, np.dtype(kind))
+  row = {name: of("f4", 1, length) for name in ("behaviour_logp", "advantage")} | {"is_action": of("?", 1, length)}
+  row |= {name: of("i4", 1, length) for name in ("tokens", "segment_ids", "episode_id", "step_id", "version", "image_slot")}
+  batch = Batch(
+    **row, positions=of("i4", 3, 1, length), images=of("u1", count, 4 * 2691, 3 * 14 * 14), episode_valid=of("?", 1), now=of("i4"),
+    num_episodes=1, num_steps=count, row_actions=actions,
   )  # fmt: skip
-
-  def score(params, b):
-    features = vision_language.encode_images(params, cfg, b["patches"], plan, Run(remat="full"))
-    vision = Vision(**features, slot=b["slot"])
-    hidden = decoder.forward(params, cfg.text, b["tokens"], b["positions"], b["segments"], vision, remat="full")
-    return decoder.token_logprobs(params, cfg.text, hidden, b["tokens"], b["mask"], 8192)
-
-  train = jax.value_and_grad(lambda params, b: sum(x.sum() for x in score(params, b)))
-  params = decoder.abstract(vision_language.leaves(cfg), jnp.bfloat16)
-  found = shapes(jax.make_jaxpr({"score": score, "train": train}[what])(params, batch).jaxpr, collections.Counter())
-  vocab, size = cfg.text.vocab, lambda shape: np.prod(shape, dtype=float)
+  score = make_score(policy)
+  params = decoder.abstract(vision_language.leaves(policy.prompt.args[0].cfg), jnp.bfloat16)
+  if what == "score":
+    program = jax.make_jaxpr(score)(params, None, batch)
+  else:
+    loss = arpo.make(arpo.defaults()).phases[0].loss
+    optimiser = make_optimiser(types.SimpleNamespace(lr=1e-6, warmup=5, weight_decay=0.0), 1.0, None, master=True)[0]
+    state = jax.eval_shape(lambda params: TrainState.create(params, optimiser), params)
+    program = jax.make_jaxpr(make_update(score, loss, optimiser))(state, None, (batch,), None)
+  found = shapes(program.jaxpr, collections.Counter())
+  vocab, width, size = 152_064, 3584, lambda shape: np.prod(shape, dtype=float)
   assert max(map(size, found)) < length * vocab / 1.4  # what a training step keeps: the input of each layer and block, 12 GiB each
-  assert max(size(s) for s in found if vocab in s) == cfg.text.width * vocab and (1, 1024, vocab) in found
+  assert max(size(s) for s in found if vocab in s) == width * vocab and (1, 1024, vocab) in found
   assert not [s for s in found if length in s and s.count(length) > 1]  # nor all scores of a row

@@ -375,10 +375,12 @@ def test_what_it_refuses(text):
 
 
 @pytest.mark.parametrize(
-  "knob, value", [("slots", 0), ("spans", ()), ("chunks", (8, 512)), ("steps", 0), ("temperature", -1.0), ("temperature", float("nan")),
-                  ("stop", "STOP"), ("stop", ("",)), ("most", 9), ("on_load", "drop"), ("burst", 0), ("images_kept", 0)],
+  "knob, value", [("slots", 0), ("spans", ()), ("spans", ("a",)), ("chunks", (8, 512)), ("chunks", (8.5,)), ("steps", 0),
+                  ("temperature", -1.0), ("temperature", float("nan")), ("stop", "STOP"), ("stop", ("",)), ("stop", (5,)), ("most", 9),
+                  ("on_load", "drop"), ("burst", 0), ("images_kept", 0)],
 )  # fmt: skip
 def test_knobs_outside_their_domain(text, knob, value):
   knobs = {"slots": 1, "spans": (256,), "chunks": (8,)} | {knob: value}
-  with pytest.raises(ValueError, match=f"sampler {knob} is"):
+  where = "sampler " if knob in ("temperature", "most") else "sampler.sessions."  # those are no knobs of a run's config
+  with pytest.raises(ValueError, match=f"{where}{knob} is"):
     SessionSampler(text, **knobs)
