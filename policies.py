@@ -46,6 +46,10 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
   slots = knobs.slots or cfg.practice.slots
   how = {name: knobs[name] for name in ("steps", "stop", "on_load", "burst", "images_kept")} | {"chunks": chunks}
   sessions_lib.check(policy, slots, spans, temperature=1.0, most=0, **how)
+  if not policy.tokens_per_image and knobs.images_kept != (usual := sessions_lib.defaults().images_kept):
+    raise ValueError(
+      f"sampler.sessions.images_kept is {knobs.images_kept} and would do nothing, {policy.name} reads text: leave it at {usual}"
+    )
   if max(spans) < longest:
     raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
   return lambda temperature: SessionSampler(

@@ -129,6 +129,7 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
     "lora.alpha": (not cfg.lora.rank, no_adapters),
     "lora.targets": (not cfg.lora.rank, no_adapters),
     "screens": (cfg.mode == "append", "policy.mode=append keeps all that fit"),
+    "max_goal": (True, "only critics of steps read goals, and a checkpoint has none"),
     "master": (cfg.dtype == "float32" or cfg.lora.rank > 0, "what learns is float32 already"),
   }
   for name, (off, why) in idle.items():

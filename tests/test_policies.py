@@ -279,6 +279,13 @@ REFUSED = [
   ("qwen2_5_vl", "android.py", {"policy__lora__rank": 17}, "policy.lora.rank is 17, wanted at most 16"),
   ("qwen2_5_vl", "android.py", {"policy__lora__alpha": 8.0}, "policy.lora.alpha is 8.0 and would do nothing, there are no adapters"),
   ("qwen2_5_vl", "android.py", {"policy__lora__targets": "q_proj"}, "policy.lora.targets is 'q_proj' and would do nothing"),
+  ("qwen2_5_vl", "android.py", {"policy__max_goal": 9}, "policy.max_goal is 9 and would do nothing, only critics of steps"),
+  (
+    "llama",
+    "android.py",
+    {"env__text": True, "policy__max_prompt": 300, "sampler__sessions__spans": (305,), "sampler__sessions__images_kept": 9},
+    "sampler.sessions.images_kept is 9 and would do nothing, llama reads text",
+  ),
   ("qwen2_5_vl", "android.py", {"policy__screens": 2}, "policy.screens is 2 and would do nothing, policy.mode=append keeps all"),
   ("qwen2_5_vl", "android.py", {"policy__master": False}, "policy.master is False and would do nothing, what learns is float32"),
   ("qwen2_5_vl", "android.py", {"policy__features_kept": 9}, "policy.features_kept is 9 and would do nothing, the tower learns"),
