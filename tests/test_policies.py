@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 
+import jax
 import ml_collections
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ import tiny_checkpoints
 from safetensors.numpy import load_file, save_file
 
 import evaluate
+import policies
 import train
 from core import config as config_lib
 from core.checkpoint import read_numpy
 from core.metrics import read_jsonl
+from core.optimiser import make_optimiser
 from core.schema import Action
 from envs.sim import base as sim_base
 from envs.sim import tasks as sim_tasks
@@ -319,6 +322,18 @@ def test_what_does_not_go_together_is_one_line(folders, tmp_path, capsys, family
   assert train.main(argv) == 2
   said = capsys.readouterr().err
   assert said.count("\n") == 1 and says in said and not (tmp_path / "run").exists()
+
+
+def test_adams_first_moment_is_halved_of_adapters_too():
+  knobs = checkpoint.defaults()
+  knobs.update({"moment": "bfloat16"})
+  knobs.lora.rank = 2
+  knobs.checkpoint = "folder"
+  cfg = train.base.loop_defaults().practice
+  optimiser, _ = make_optimiser(cfg, 1.0, None, **policies.stepped(knobs))
+  state = optimiser.init({"lora_a": np.zeros(3, np.float32)})
+  adam = next(part for part in jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, "mu")) if hasattr(part, "mu"))
+  assert (adam.mu["lora_a"].dtype, adam.nu["lora_a"].dtype) == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize("rank", [0, 2])
