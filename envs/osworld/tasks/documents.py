@@ -76,7 +76,7 @@ def writer_two_subscripts(rng: random.Random) -> Spec:
   text = rng.choice(PAIRS)
   first, second = text[:2], text[2:]
   runs = [[[first[0], []], [first[1], ["subscript"]], [second[0], []], [second[1], ["subscript"]]]]
-  script = keys("ctrl home", "right", "shift right", "ctrl shift b", "right", "right", "shift right", "ctrl shift b")
+  script = keys("ctrl home", "right", "shift right", "ctrl shift b", "end", "shift left", "ctrl shift b")
   return _writer(f"{text}.odt", [text], f"Turn both numbers in {text} into subscripts.", runs, script)
 
 
