@@ -36,7 +36,7 @@ def ran(program: str, kind: str, seconds: float = PROBE_SECONDS) -> str:
 
 
 def slower(program: str) -> str:
-  """Why KVM is worth less than emulation here, in one line; "" if it is not: the same guest on both, the emulated one's time the measure."""
+  """Why KVM is worth less than emulation here, in one line; "" if it is not. The measure is the time that the same guest takes emulated."""
   began = time.monotonic()
   fault = ran(program, "tcg")
   took = time.monotonic() - began
