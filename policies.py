@@ -3,6 +3,8 @@ sessions, algorithms that it can learn by, parameters to begin with."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -52,9 +54,23 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
     )
   if max(spans) < longest:
     raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
+  _check_room(policy, slots, longest)
   return lambda temperature: SessionSampler(
     policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, warm=knobs.warm, **how
   )
+
+
+def _check_room(policy: Any, slots: int, places: int) -> None:
+  """ValueError where the samplers' cache alone is more than the device has, which would be found when it is made: after the weights."""
+  leaves = jax.tree.leaves(jax.eval_shape(lambda: policy.init_cache(slots, places)))
+  wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) / 2**30
+  stats = jax.local_devices()[0].memory_stats() or {}
+  there = stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / 2**30
+  if wanted > there:
+    raise ValueError(
+      f"the cache of {slots} sessions of {places} tokens is {wanted:.1f} GiB, and the sampler's device has {there:.1f} GiB: lower "
+      "sampler.sessions.slots (0: practice.slots), policy.max_prompt or policy.max_action"
+    )
 
 
 def check_critics(cfg: ml_collections.ConfigDict, critics: Mapping[str, Any]) -> None:

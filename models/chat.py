@@ -15,6 +15,7 @@ screenshot never go: ValueError instead.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Sequence
@@ -140,6 +141,7 @@ You are an agent that works on a screen. A task is given, with what you did so f
 }
 USUAL = {"qwen2_5_vl": "uitars"}  # of families, where the grammar is the desktop's: UI-TARS-1.5 is one of them. Elsewhere it is "plain"
 GOAL = "{goal}"
+SAMPLE = "Open 7 mugs, then stop.\n"
 MODES = ("append", "window")
 
 
@@ -154,16 +156,25 @@ class Tokenizer:
       raise ValueError(f"{folder} has no tokenizer.json: copy it from where the checkpoint came from (other tokenizer files are not read)")
     try:
       self._plain = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as e:  # noqa: BLE001 - the library raises nothing narrower
+      self._plain.encode_special_tokens = True
+      self._plain.no_truncation()
+      self._plain.no_padding()
+      read = self._text(self.encode(SAMPLE))
+      said = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+      moved = [t["content"] for t in said if self._plain.token_to_id(t["content"]) != t["id"]]
+    except (KeyboardInterrupt, SystemExit):
+      raise
+    except BaseException as e:  # noqa: BLE001 - the library raises nothing narrower, and panics that are no Exception
       raise ValueError(f"{path} is no tokenizer that can be read ({' '.join(str(e).split())[:200]}); download it again") from e
-    self._plain.encode_special_tokens = True
-    self._plain.no_truncation()
-    self._plain.no_padding()
+    if read != SAMPLE:
+      raise ValueError(f"{path} makes {read!r} of {SAMPLE!r}: wanted a tokenizer that keeps its text; download it again")
+    if moved:
+      raise ValueError(f"{path}: {moved[0]!r} has another id than added_tokens gives it, an entry is missing: download it again")
     self.template, self.vocab_size = template, max(self._plain.get_vocab().values()) + 1
     control = {t.content: i for i, t in self._plain.get_added_tokens_decoder().items()}
     needed = {template.end, *re.findall(r"<\|\w+\|>", template.begin + template.open), *(template.image or ())}
     if needed - control.keys():
-      raise ValueError(f"{path} lacks {', '.join(sorted(needed - control.keys()))}, which its chat template needs: wrong template?")
+      raise ValueError(f"{path} lacks {', '.join(sorted(needed - control.keys()))}, which its chat template needs: policy.template?")
     self._control = control
     self._split = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)))
     self.eos_id = control[template.end]
@@ -175,6 +186,9 @@ class Tokenizer:
 
   def encode(self, text: str) -> list[int]:
     return self._plain.encode(text, add_special_tokens=False).ids
+
+  def _text(self, ids: list[int]) -> str:
+    return self._plain.decode(ids, skip_special_tokens=False)
 
   def encode_trusted(self, text: str, goal: str = "") -> list[int]:
     """Text of ours: control tokens in it count; "{goal}" stands for a text in which they do not."""
@@ -194,11 +208,11 @@ class Tokenizer:
       if i == self.eos_id:
         continue
       if self._plain.id_to_token(i) is None:
-        out += [self._plain.decode(run, skip_special_tokens=False), "\ufffd"]
+        out += [self._text(run), "\ufffd"]
         run = []
       else:
         run.append(i)
-    return "".join([*out, self._plain.decode(run, skip_special_tokens=False)])
+    return "".join([*out, self._text(run)])
 
 
 class Turn(NamedTuple):

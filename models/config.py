@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -73,15 +72,15 @@ class ModelConfig:
       raise ValueError(f"{path} does not exist: wanted a checkpoint folder with config.json, *.safetensors and tokenizer.json")
     try:
       raw = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-      raise ValueError(f"{path} is not JSON: {e}") from e
+    except (ValueError, RecursionError) as e:  # ValueError: also a number of more digits than Python reads
+      raise ValueError(f"{path} is not JSON that can be read: {e}") from e
     return cls.from_dict(raw, str(path))
 
   @classmethod
   def from_dict(cls, raw: dict[str, Any], path: str = "config.json") -> ModelConfig:
     """The same from a dict. path: named in errors."""
-    if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
-      got = raw.get("model_type") if isinstance(raw, dict) else raw
+    got = raw.get("model_type") if isinstance(raw, dict) else raw
+    if not isinstance(raw, dict) or not isinstance(got, str) or got not in FAMILIES:
       raise ValueError(f"{path}: model_type is {got!r}; the architectures known are {', '.join(FAMILIES)}")
     family = FAMILIES[raw["model_type"]]
     inner = object_of(raw.get("text_config", {}), "text_config", path)
@@ -92,14 +91,14 @@ class ModelConfig:
     head_dim = whole(text, "head_dim", path) if text.get("head_dim") is not None else width // heads
     if heads % kv_heads or head_dim % 2 or (text.get("head_dim") is None and width % heads):
       raise ValueError(f"{path}: {heads} heads, {kv_heads} key-value heads, head_dim {head_dim} of hidden_size {width} do not fit together")
-    bias = bool(text.get("attention_bias", False))
+    bias = _flag(text, "attention_bias", path)
     return cls(
       family=raw["model_type"], vocab=whole(text, "vocab_size", path), width=width, layers=whole(text, "num_hidden_layers", path),
       heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=whole(text, "intermediate_size", path),
       eps=_positive(text, "rms_norm_eps", path), max_position=whole(text, "max_position_embeddings", path),
-      tied=bool(raw.get("tie_word_embeddings", False) or inner.get("tie_word_embeddings", False)),
-      qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=bool(text.get("mlp_bias", False)),
-      qk_norm=family.qk_norm, **_rope(text, head_dim, family, path), **_vision(raw, family, path),
+      tied=_flag(raw, "tie_word_embeddings", path) or _flag(inner, "tie_word_embeddings", path),
+      qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=_flag(text, "mlp_bias", path),
+      qk_norm=family.qk_norm, **_rope(text, head_dim, raw["model_type"], path), **_vision(raw, family, path),
     )  # fmt: skip
 
 
@@ -118,10 +117,18 @@ def whole(fields: dict, name: str, path: str) -> int:
   return value
 
 
+def _flag(fields: dict, name: str, path: str, usual: bool = False) -> bool:
+  """A switch; what is not there or null is as usual."""
+  value = fields.get(name)
+  if value is not None and not isinstance(value, bool):
+    raise ValueError(f"{path}: {name} is {value!r}, wanted true or false")
+  return usual if value is None else value
+
+
 def _positive(fields: dict, name: str, path: str) -> float:
   value = need(fields, name, path)
-  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-    raise ValueError(f"{path}: {name} is {value!r}, wanted a number above 0")
+  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+    raise ValueError(f"{path}: {name} is {repr(value)[:50]}, wanted a number above 0 and below 1e30")
   return float(value)
 
 
@@ -146,7 +153,7 @@ def _refuse(text: dict, path: str) -> None:
       raise ValueError(f"{path}: {name} is {text[name]!r}; only {fine!r} is built")
 
 
-def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any]:
+def _rope(text: dict, head_dim: int, name: str, path: str) -> dict[str, Any]:
   new = text.get("rope_parameters")
   rope = object_of(new, "rope_parameters", path) if new is not None else object_of(text.get("rope_scaling") or {}, "rope_scaling", path)
   theta = _positive(rope if new is not None else text, "rope_theta", path)
@@ -159,13 +166,13 @@ def _rope(text: dict, head_dim: int, family: Family, path: str) -> dict[str, Any
   if kind == "llama3":
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     out["llama3_rope"] = tuple(_positive(rope, n, path) for n in names)
-  if family.vision:
+  if FAMILIES[name].vision:
     section = need(rope, "mrope_section", path)
     three = isinstance(section, list | tuple) and len(section) == 3 and all(type(n) is int and n >= 0 for n in section)
     if not three or sum(section) != head_dim // 2:
       raise ValueError(f"{path}: mrope_section is {section!r}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
     out["mrope_section"] = tuple(section)
-    out["mrope_interleaved"] = bool(rope.get("mrope_interleaved", text["model_type"].startswith("qwen3_vl")))
+    out["mrope_interleaved"] = _flag(rope, "mrope_interleaved", path, name == "qwen3_vl")
   return out
 
 

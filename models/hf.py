@@ -26,6 +26,8 @@ from models.decoder import Leaf, is_leaf
 INDEX = "model.safetensors.index.json"
 STACKS = ("layers", "blocks", "deepstack_merger_list")  # the keys after which a checkpoint's names carry an index
 PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("model.visual.", "visual."))
+EMBEDDING = ("model", "embed_tokens", "weight")
+ROWS = 4096  # of a table, read at a time
 COMPUTED = re.compile(r"\.rotary_emb\.inv_freq\Z")  # older saves hold these; they follow from the config
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}  # what an export must not copy: it would be stale
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -110,7 +112,7 @@ def place(name: str, paths) -> Place | None:
   if path in paths:
     return Place(path, None)
   for i, (key, number) in enumerate(zip(path, path[1:])):
-    if key in STACKS and number.isdigit():
+    if key in STACKS and number.isdecimal() and number.isascii():
       path = path[: i + 1] + path[i + 2 :]
       return Place(path, int(number)) if path in paths else None
   return None
@@ -134,6 +136,8 @@ def locate(folder: str | os.PathLike, tree: dict[str, Any]) -> dict[tuple[str, .
     shape = leaf.shape if where.layer is None else leaf.shape[1:]
     if one.shape != shape or one.dtype not in DTYPES:
       raise ValueError(f"{one.file}: tensor {one.name} is {one.dtype} {list(one.shape)}, wanted a float of {list(shape)}")
+    if twin := found[where.path].get(where.layer):
+      raise ValueError(f"{one.file}: tensor {one.name} is the same part as {twin.name} of {twin.file.name}: wanted one of them")
     found[where.path][where.layer] = one
   for path, leaf in wanted.items():
     layers = range(leaf.shape[0]) if leaf.stacked else (None,)
@@ -175,7 +179,25 @@ def load(folder: str | os.PathLike, tree: dict, *, dtype=None, shardings: dict |
     for key in path[:-1]:
       node = node.setdefault(key, {})
     node[path[-1]] = _assemble(parts, leaf, kind, spread.get(path, whole), read)
+  if "lm_head" not in tree and not branch:
+    _really_tied(folder, located[EMBEDDING][0])
   return out
+
+
+def _really_tied(folder: str | os.PathLike, table: Stored) -> None:
+  """A file may hold the head that its config ties to the embedding: then they are the same, or one of both files lies."""
+  head = stored(folder).get("lm_head.weight")
+  if head is None:
+    return
+  with _open(head.file) as a, _open(table.file) as b:
+    pair = [f.get_slice(one.name) for f, one in ((a, head), (b, table))]
+    parts = (slice(i, min(i + ROWS, table.shape[0])) for i in range(0, table.shape[0], ROWS))
+    alike = head.shape == table.shape and all(np.array_equal(*(one[part] for one in pair)) for part in parts)
+  if not alike:
+    raise ValueError(
+      f"{head.file}: tensor lm_head.weight differs from {table.name}, and config.json's tie_word_embeddings says that they are one: "
+      "set it to false if the head is its own"
+    )
 
 
 def _assemble(parts: list[Stored], leaf: Leaf, dtype, sharding, read: Callable) -> jax.Array:
@@ -253,7 +275,7 @@ def merge(folders: list[str], weights: list[float], out: str | os.PathLike) -> N
 
   Files, names and dtypes are those of the first. weights must add up to 1.
   """
-  if len(folders) != len(weights) or len(folders) < 2 or abs(sum(weights) - 1) > 1e-6:
+  if len(folders) != len(weights) or len(folders) < 2 or not abs(sum(weights) - 1) <= 1e-6:  # not <=: NaN is refused too
     raise ValueError(f"{len(folders)} checkpoints with weights {weights}: wanted two or more, a weight each, adding up to 1")
   known = [stored(f) for f in folders]
   for folder, other in zip(folders[1:], known[1:]):
@@ -280,12 +302,17 @@ def _on_host(x) -> np.ndarray:
   return np.asarray(x)
 
 
+def unwritten(out: str | os.PathLike) -> None:
+  """ValueError where there is something at `out` already."""
+  if pathlib.Path(out).exists():
+    raise ValueError(f"{out} exists already; remove it or give the export another name")
+
+
 def _write(source, known: dict[str, Stored], out, tensor: Callable) -> None:
   """The folder, whole or not at all: files of weights with new numbers, all other files copied."""
   source, out = pathlib.Path(source), pathlib.Path(out)
   first = jax.process_index() == 0
-  if out.exists():
-    raise ValueError(f"{out} exists already; remove it or give the export another name")
+  unwritten(out)
   temp = out.with_name(f".{out.name}.part")
   if first:
     shutil.rmtree(temp, ignore_errors=True)

@@ -256,6 +256,7 @@ def test_a_broken_folder_is_one_line_before_anything_is_made(folders, tmp_path, 
 
 
 REFUSED = [
+  ("llama", "android.py", {"sampler__sessions__slots": 10**9, "env__text": True}, "lower sampler.sessions.slots"),
   ("qwen2_5_vl", "android.py", {"policy__checkpoint": "no/such"}, "no/such: there is no such folder"),
   ("qwen2_5_vl", "android.py", {"policy__dtype": "float16"}, "policy.dtype is 'float16', wanted one of float32, bfloat16"),
   ("qwen2_5_vl", "android.py", {"policy__attention": "flash"}, "policy.attention is 'flash'"),

@@ -23,6 +23,7 @@ from models.checkpoint import leaves
 
 def export_run(workdir: str, out: str, base: str = "", step: int | None = None) -> str:
   """Writes a run's policy to `out`; returns one line that says what was written. base: "" = the checkpoint the run began from."""
+  hf.unwritten(out)
   cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
   base = base or cfg.policy.get("checkpoint", "")
   if not base:
@@ -40,6 +41,7 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
 
 def merge(pairs: list[str], out: str) -> str:
   """pairs: FOLDER=WEIGHT."""
+  hf.unwritten(out)
   folders, weights = [], []
   for pair in pairs:
     folder, _, weight = pair.rpartition("=")
@@ -64,7 +66,7 @@ def main() -> None:
   try:
     said = merge(args.merge, args.out) if args.merge else export_run(args.workdir, args.out, args.base, args.step)
   except (ValueError, FileNotFoundError) as e:
-    parser.exit(1, f"{' '.join(str(e).split())}\n")
+    parser.exit(2, f"{' '.join(str(e).split())}\n")
   print(said)
 
 

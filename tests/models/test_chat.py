@@ -1,6 +1,7 @@
 """Chats. Layouts are spelled out by hand; the tokenizer is a small one with the control tokens of both templates
 (tests/golden/chat, made by tests/parity/test_vl_models.py, which compares the same layouts with transformers' templates)."""
 
+import json
 import pathlib
 import re
 import shutil
@@ -65,6 +66,36 @@ def test_a_folder_without_its_tokenizer_or_with_another_one(tmp_path):
   shutil.copy(FOLDER / "tokenizer.json", tmp_path)
   with pytest.raises(ValueError, match=r"lacks <\|stop\|>, which its chat template needs"):
     Tokenizer(tmp_path, LLAMA3._replace(end="<|stop|>"))
+
+
+def vocabulary(said):
+  said["model"].update(vocab={}, merges=[])
+
+
+def prefixed(said):
+  said["model"]["continuing_subword_prefix"] = "##"
+
+
+def silenced(said):
+  said["normalizer"] = {"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""}
+
+
+def words(said):
+  said["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
+
+
+def shifted(said):
+  said["added_tokens"].pop(0)
+
+
+@pytest.mark.parametrize("change", [vocabulary, prefixed, silenced, words, shifted])
+def test_a_tokenizer_that_loses_text_or_panics_or_renumbers_is_one_line(tmp_path, change):
+  said = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+  change(said)
+  (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+  with pytest.raises(ValueError, match="tokenizer.json.*download it again") as e:
+    Tokenizer(tmp_path, TEMPLATES["chatml"])
+  assert "\n" not in str(e.value)
 
 
 # -- layouts

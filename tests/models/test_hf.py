@@ -129,7 +129,28 @@ def endless(t):
   t["model.norm.weight"][7] = -np.inf
 
 
+def twin(t):
+  t["model.language_model.norm.weight"] = t["model.norm.weight"].copy()
+
+
+def counted(t):
+  t["model.layers.01.mlp.up_proj.weight"] = t["model.layers.1.mlp.up_proj.weight"].copy()
+
+
+def squared(t):
+  t["model.layers.\u00b2.mlp.up_proj.weight"] = t["model.layers.1.mlp.up_proj.weight"].copy()
+
+
+def own_head(t):
+  t["lm_head.weight"] = t["model.embed_tokens.weight"].copy()
+  t["lm_head.weight"][-1, -1] += 1
+
+
 BROKEN = {
+  "tensor model.norm.weight is the same part as model.language_model.norm.weight of model.safetensors": twin,
+  "tensor model.layers.1.mlp.up_proj.weight is the same part as model.layers.01.mlp.up_proj.weight": counted,
+  "tensor model.layers.\u00b2.mlp.up_proj.weight has no place": squared,
+  "tensor lm_head.weight differs from model.embed_tokens.weight, and config.json's tie_word_embeddings says": own_head,
   "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity": sick,
   "model.safetensors: tensor model.norm.weight holds NaN or infinity": endless,
   "model.safetensors lacks tensor model.layers.1.mlp.up_proj.weight": drop,
@@ -272,6 +293,8 @@ def test_merge_is_the_weighted_sum(folder, tmp_path):
   np.testing.assert_array_equal(new["model.layers.1.mlp.up_proj.weight"], want)
   with pytest.raises(ValueError, match="wanted two or more, a weight each, adding up to 1"):
     hf.merge([folder, tmp_path / "other"], [0.5, 0.6], tmp_path / "more")
+  with pytest.raises(ValueError, match="adding up to 1"):
+    hf.merge([folder, tmp_path / "other"], [float("nan"), float("nan")], tmp_path / "more")
   with pytest.raises(ValueError, match="differ in tensor .*: only checkpoints of one shape"):
     hf.merge([folder, GOLDEN / "qwen3"], [0.5, 0.5], tmp_path / "more")
 

@@ -82,6 +82,10 @@ BAD = {
   "rms_norm_eps is 'x', wanted a number above 0": {"rms_norm_eps": "x"},
   "rms_norm_eps is nan, wanted a number above 0": {"rms_norm_eps": float("nan")},  # Python's JSON has one
   "rope_theta is 0, wanted a number above 0": {"rope_theta": 0},
+  "model_type is ['llama']; the architectures known are": {"model_type": ["llama"]},
+  "tie_word_embeddings is 'false', wanted true or false": {"tie_word_embeddings": "false"},
+  "attention_bias is 0, wanted true or false": {"attention_bias": 0},
+  "rms_norm_eps is 10000000000000000000000000000000000000000000000000, wanted a number above 0 and below 1e30": {"rms_norm_eps": 10**400},
   "4 heads, 3 key-value heads, head_dim 8 of hidden_size 32 do not fit together": {"num_key_value_heads": 3},
 }
 
@@ -108,8 +112,13 @@ def test_a_vision_config_that_cannot_be_used_is_one_line():
 
 
 @pytest.mark.parametrize(
-  ("text", "line"), [("{", "is not JSON"), ("[1]", "model_type is"), (None, "does not exist: wanted a checkpoint folder")]
-)
+  ("text", "line"),
+  [
+    ("{", "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"a": ' + "9" * 5000 + "}", "is not JSON"), ("[1]", "model_type is"),
+    (None, "does not exist: wanted a checkpoint folder"),
+  ],
+  ids=["cut", "deep", "long", "list", "none"],
+)  # fmt: skip
 def test_a_file_that_is_none(tmp_path, text, line):
   if text is not None:
     (tmp_path / "config.json").write_text(text)
