@@ -77,7 +77,7 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch, capsys, tmp_path, args
   with pytest.raises(SystemExit) as e:
     command(monkeypatch, *args, "--out", tmp_path / "out")
   said = capsys.readouterr().err
-  assert e.value.code == 1 and line in said and said.count("\n") == 1
+  assert e.value.code == 2 and line in said and said.count("\n") == 1
 
 
 def test_the_embedded_policy_has_no_checkpoint_to_follow(tmp_path):
