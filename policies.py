@@ -54,7 +54,7 @@ def sessions(cfg: ml_collections.ConfigDict, read: Any) -> Callable:
     )
   if max(spans) < longest:
     raise ValueError(f"sampler.sessions.spans end at {max(spans)}, policy.max_prompt + max_action is {longest}: raise or lower one")
-  _check_room(policy, slots, longest)
+  _check_room(policy, slots, max(spans))
   return lambda temperature: SessionSampler(
     policy, slots, spans, temperature=temperature, base=read.base(), frozen_tower=read.frozen_tower, warm=knobs.warm, **how
   )
@@ -96,13 +96,11 @@ def stepped(knobs: ml_collections.ConfigDict) -> dict[str, Any]:
 def restored(run: Any) -> Any:
   """What a run of train.py learns: as it was saved last, or as it begins. ValueError where a checkpoint's tensor holds no numbers: this
   reads every one that the run will use. It comes before computers are started, which takes longer, and holds machines."""
-  facts = run.facts
-  found = run.session.restore(begun(run, abstract=True)) or begun(run)
-  if run.facts is not facts:
+  if found := run.session.restore(begun(run, abstract=True)):
     facts = run.facts
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
   run.base()  # what adapters join is read by nothing else yet
-  return found
+  return found or begun(run)
 
 
 def begun(run: Any, abstract: bool = False) -> Any:

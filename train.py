@@ -271,28 +271,30 @@ def conclude(run: Run, params) -> None:
   print(instruments.conclude(run.workdir, run.facts["evals"], final, about), flush=True)
 
 
-def train(run: Run, demo_items: list[PackItem], learner: dict) -> None:
+def train(run: Run, demo_items: list[PackItem]) -> None:
+  learner = policies.restored(run)  # all weights are read, and refused, before a computer starts
   cfg, facts = run.cfg, run.facts
-  print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir, run.world.env), flush=True)
-  if facts["phase"] == "copying":
-    if cfg.copy.start:
-      params, facts["evals"] = evaluate.copied(cfg, run.policy)
-    else:
-      learner = copying(run, demo_items, learner) if run.copies else learner
-      run.save(learner)  # before the evaluations, which a signal may cut short
-      params = learner["states"]["policy"].params
-      for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
-        run.stop.poll()
-        evaluate.measure(run, params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
-    if cfg.curriculum.solvable_tries:
-      run.curriculum.only(evaluate.solvable_tasks(run, params))
-    if run.copies:
-      with Checkpointer(run.shared / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
-        copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
-    facts.update({"phase": "practice", "done": 0})
-    learner = learner_lib.compiled(partial(run.learner, copying=False), params, run.mesh, cfg.mesh.offload)(params)
-    run.save(learner)
-  conclude(run, practice(run, demo_items, learner)["states"]["policy"].params)
+  with evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
+    print(gate.gate(cfg, run.world.tasks["practice"], run.computers, run.workdir, run.world.env), flush=True)
+    if facts["phase"] == "copying":
+      if cfg.copy.start:
+        params, facts["evals"] = evaluate.copied(cfg, run.policy)
+      else:
+        learner = copying(run, demo_items, learner) if run.copies else learner
+        run.save(learner)  # before the evaluations, which a signal may cut short
+        params = learner["states"]["policy"].params
+        for protocol in (evaluate.CLEAN, evaluate.CLEAN_GREEDY, evaluate.HELD_OUT, evaluate.HELD_OUT_GREEDY):
+          run.stop.poll()
+          evaluate.measure(run, params, protocol, cfg.eval.tries, f"copying_{protocol.name}")
+      if cfg.curriculum.solvable_tries:
+        run.curriculum.only(evaluate.solvable_tasks(run, params))
+      if run.copies:
+        with Checkpointer(run.shared / "copied", keep=1) as copied:  # what tools.picture and copy.start begin from
+          copied.save(0, {"states": {"policy": {"params": params}}}, {"facts": dict(facts)}, force=True)
+      facts.update({"phase": "practice", "done": 0})
+      learner = learner_lib.compiled(partial(run.learner, copying=False), params, run.mesh, cfg.mesh.offload)(params)
+      run.save(learner)
+    conclude(run, practice(run, demo_items, learner)["states"]["policy"].params)
 
 
 def main(argv: list[str]) -> int:
@@ -318,9 +320,7 @@ def main(argv: list[str]) -> int:
     print(f"{base.banner(cfg, workdir)}\nlearner: {mesh_lib.describe(run.mesh)}", flush=True)
     print(f"{len(episodes)} demonstrations of {len(demo_items)} steps", flush=True)
     with lock, run.stop, run.dog, run.session.checkpoints:
-      learner = policies.restored(run)  # all weights are read, and refused, before a computer starts
-      with evaluate.computers(cfg, run.world, run.stop.poll) as run.computers:
-        train(run, demo_items, learner)
+      train(run, demo_items)
   except Stop:
     print(f"stopped after saving: the same command with --workdir={shared} and without --fresh goes on", flush=True)
     return EXIT_STOPPED

@@ -94,11 +94,11 @@ def alive(template, cfg, count: int) -> list[str]:
   return out
 
 
-def task(template, image: str, family: str, count: int) -> list[str]:
-  """template: of the desktop; the family's first held-out variant is prepared on a clone of it, and saved."""
-  cfg = check_desktop.knobs(image, family)
-  task = suite.own_task(check_desktop.COMPUTER, cfg, family, tasks.seeds(family, 1, True)[0])
-  file = taskfile.parse(task.params["file"], task.id, task.family)
+def task(template, cfg, count: int, family: str) -> list[str]:
+  """The family's first held-out variant is prepared on a clone of the desktop's template, and saved."""
+  cfg = check_desktop.knobs(cfg.image, family)
+  own = suite.own_task(check_desktop.COMPUTER, cfg, family, tasks.seeds(family, 1, True)[0])
+  file = taskfile.parse(own.params["file"], own.id, own.family)
   began = time.monotonic()
   start, _ = suite.starts(template, suite.hand(cfg), cfg)(file)
   told = [f"{family}'s start stands after {time.monotonic() - began:.0f} s"]
@@ -193,13 +193,10 @@ def main(argv: list[str]) -> int:
     return 2
   template = qemu.ready(images.find(cfg.image, cfg.cache), cfg)
   Machine(template, cfg).close()  # the disk's files are in memory
-  counts = {"clone": 2 * asked.clones, "alive": asked.clones}
+  counts = {"clone": 2 * asked.clones, "alive": asked.clones, "task": asked.clones}
+  more = {"task": {"family": asked.family}}
   for part in parts:
-    if part == "task":
-      lines = task(template, asked.image, asked.family, asked.clones)
-    else:
-      lines = globals()[part](template, cfg, counts.get(part) or getattr(asked, part))
-    for told in lines:
+    for told in globals()[part](template, cfg, counts.get(part) or getattr(asked, part), **more.get(part, {})):
       print(f"{part:8s}{told}", flush=True)
   return 0
 

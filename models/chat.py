@@ -155,13 +155,13 @@ class Tokenizer:
     if not path.is_file():
       raise ValueError(f"{folder} has no tokenizer.json: copy it from where the checkpoint came from (other tokenizer files are not read)")
     try:
-      self._plain = tokenizers.Tokenizer.from_file(str(path))
+      told = path.read_text(encoding="utf-8")
+      self._plain = tokenizers.Tokenizer.from_str(told)
       self._plain.encode_special_tokens = True
       self._plain.no_truncation()
       self._plain.no_padding()
       read = self._text(self.encode(SAMPLE))
-      said = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-      moved = [t["content"] for t in said if self._plain.token_to_id(t["content"]) != t["id"]]
+      moved = [t["content"] for t in json.loads(told).get("added_tokens") or [] if self._plain.token_to_id(t["content"]) != t["id"]]
     except (KeyboardInterrupt, SystemExit):
       raise
     except BaseException as e:  # noqa: BLE001 - the library raises nothing narrower, and panics that are no Exception

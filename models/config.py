@@ -70,11 +70,7 @@ class ModelConfig:
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
       raise ValueError(f"{path} does not exist: wanted a checkpoint folder with config.json, *.safetensors and tokenizer.json")
-    try:
-      raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:  # ValueError: also a number of more digits than Python reads
-      raise ValueError(f"{path} is not JSON that can be read: {e}") from e
-    return cls.from_dict(raw, str(path))
+    return cls.from_dict(json_of(path), str(path))
 
   @classmethod
   def from_dict(cls, raw: dict[str, Any], path: str = "config.json") -> ModelConfig:
@@ -100,6 +96,14 @@ class ModelConfig:
       qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=_flag(text, "mlp_bias", path),
       qk_norm=family.qk_norm, **_rope(text, head_dim, raw["model_type"], path), **_vision(raw, family, path),
     )  # fmt: skip
+
+
+def json_of(path: pathlib.Path) -> Any:
+  """What a JSON file of a checkpoint holds."""
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except (ValueError, RecursionError) as e:  # ValueError: no JSON, no UTF-8, a number of more digits than Python reads
+    raise ValueError(f"{path} is not JSON that can be read: {e}") from e
 
 
 def need(fields: dict, name: str, path: str) -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 
+from models.config import json_of
 from models.decoder import Leaf, is_leaf
 
 INDEX = "model.safetensors.index.json"
@@ -76,8 +77,8 @@ def stored(folder: str | os.PathLike) -> dict[str, Stored]:
 def _indexed(index: pathlib.Path) -> dict[str, str]:
   """Which file of the folder holds which tensor."""
   try:
-    names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-  except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+    names = dict(json_of(index)["weight_map"])
+  except (KeyError, TypeError, ValueError) as e:
     raise ValueError(f"{index} has no readable weight_map: {e!r}") from e
   if not names:
     raise ValueError(f"{index}: weight_map is empty, wanted every tensor with its file: take it from its source again, or delete it")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import pathlib
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from models.config import need, object_of, whole
+from models.config import json_of, need, object_of, whole
 
 MAX_ASPECT = 200
 
@@ -62,12 +61,8 @@ def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int 
   found = next((p for name in ("preprocessor_config.json", "processor_config.json") if (p := folder / name).is_file()), None)
   if found is None:
     raise ValueError(f"{folder} has no preprocessor_config.json: copy it from where the checkpoint came from")
-  try:
-    raw = json.loads(found.read_text(encoding="utf-8"))
-  except (json.JSONDecodeError, UnicodeDecodeError) as e:
-    raise ValueError(f"{found} is not JSON: {e}") from e
   path = str(found)
-  raw = object_of(raw, "all that it holds", path)
+  raw = object_of(json_of(found), "all that it holds", path)
   raw = object_of(raw.get("image_processor", raw), "image_processor", path)
   size = object_of(raw.get("size") or {}, "size", path)
   sides = {"min_pixels": (min_pixels, "shortest_edge"), "max_pixels": (max_pixels, "longest_edge")}

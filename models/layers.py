@@ -56,8 +56,8 @@ def _back(kept: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
   (out, width), rows = weight.shape, x.size // weight.shape[1]
   usual = lambda x, g: jnp.einsum("...o,...i->oi", g, x)
   turned = lambda x, g: jnp.einsum("...i,...o->io", x, g).T  # XLA's CPU transposes the first factor: an MLP's were a sixth of the step
-  less = rows * width + width * out < rows * out
-  to_weight = jax.lax.platform_dependent(x, g, cpu=turned if less else usual, default=usual)
+  narrower = rows * width + width * out < rows * out
+  to_weight = jax.lax.platform_dependent(x, g, cpu=turned, default=usual) if narrower else usual(x, g)
   return jnp.einsum("...o,oi->...i", g, weight), to_weight
 
 

@@ -23,7 +23,6 @@ from models.checkpoint import leaves
 
 def export_run(workdir: str, out: str, base: str = "", step: int | None = None) -> str:
   """Writes a run's policy to `out`; returns one line that says what was written. base: "" = the checkpoint the run began from."""
-  hf.unwritten(out)
   cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
   base = base or cfg.policy.get("checkpoint", "")
   if not base:
@@ -41,7 +40,6 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
 
 def merge(pairs: list[str], out: str) -> str:
   """pairs: FOLDER=WEIGHT."""
-  hf.unwritten(out)
   folders, weights = [], []
   for pair in pairs:
     folder, _, weight = pair.rpartition("=")
@@ -64,6 +62,7 @@ def main() -> None:
   parser.add_argument("--step", type=int, help="the saved step; the newest otherwise")
   args = parser.parse_args()
   try:
+    hf.unwritten(args.out)  # before anything is read
     said = merge(args.merge, args.out) if args.merge else export_run(args.workdir, args.out, args.base, args.step)
   except (ValueError, FileNotFoundError) as e:
     parser.exit(2, f"{' '.join(str(e).split())}\n")
