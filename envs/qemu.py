@@ -238,7 +238,7 @@ class Machine(Input):
   def _take_in(self, state: pathlib.Path, until: float) -> None:
     """Loads what is not memory: processor, devices, the contents of the screen."""
     try:
-      self.vm.call("migrate-set-capabilities", capabilities=[{"capability": "x-ignore-shared", "state": True}])
+      self._leave_out_memory(True)
       self.vm.call("migrate-incoming", uri=f"exec:cat {shlex.quote(os.fspath(state))}")
       while (status := self.vm.call("query-status")["status"]) == "inmigrate":
         if time.monotonic() > until:
@@ -248,6 +248,10 @@ class Machine(Input):
       raise RestoreFailed(f"the saved state was refused: {died}") from None
     if status != "paused":
       raise RestoreFailed(f"the machine is {status!r} after its state was loaded, wanted 'paused'")
+
+  def _leave_out_memory(self, out: bool) -> None:
+    """Whether what is saved or loaded next is without the memory that lies in a file of its own."""
+    self.vm.call("migrate-set-capabilities", capabilities=[{"capability": "x-ignore-shared", "state": out}])
 
   def _same_screen(self, template: Template, until: float) -> np.ndarray:
     while (share := differing(frame := self.screenshot(), template.screen)) > self.cfg.settle_tolerance:
@@ -266,11 +270,11 @@ class Machine(Input):
         raise BootDeadline(f"the screen did not come to rest within {seconds:g} s, and a state that moves cannot be told from another")
     template = Template(self.workshop, self.image, self.cfg.state, self.guest.clock())
     self.vm.call("stop")
+    self._leave_out_memory(self.cfg.state == "memory")  # a clone of a memory file was loaded without, and a snapshot needs it
     if self.cfg.state == "snapshot":
       self.vm.call("snapshot-save", **{"job-id": "save", "tag": "ready", "vmstate": "disk0", "devices": ["disk0"]})
       self._finish(lambda: next(j for j in self.vm.call("query-jobs") if j["id"] == "save"))
     else:
-      self.vm.call("migrate-set-capabilities", capabilities=[{"capability": "x-ignore-shared", "state": True}])
       self.vm.call("migrate", uri=f"exec:cat > {shlex.quote(os.fspath(template.state))}")
       self._finish(lambda: self.vm.call("query-migrate"))
     self.vm.quit(self.cfg.restore_seconds)

@@ -111,10 +111,11 @@ def install(root: pathlib.Path, packages: list[str], args, cache: pathlib.Path, 
   argv += [f"--aptopt={line}" for line in fetching()]
   argv += [args.suite, os.fspath(root), *([args.mirror] if args.mirror else sources(args.suite))]
   log = root.parent / "mmdebstrap.log"
+  # INITRD: the kernel's package makes none, finish.sh does. HOME: a package's script writes it down, and the builder's would differ
   with log.open("w") as out:
     started = subprocess.Popen(
       argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-      env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C", "INITRD": "No"},  # the kernel's package makes none: finish.sh does
+      env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C", "INITRD": "No", "HOME": "/root"},
     )  # fmt: skip
     late = threading.Event()
     timer = threading.Timer(INSTALL_SECONDS, lambda: (late.set(), processes.send_group(started.pid, None, signal.SIGTERM)))

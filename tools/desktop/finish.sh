@@ -34,7 +34,8 @@ cp "$root"/etc/skel/.bashrc "$root"/etc/skel/.profile "$root"/home/user/
 chroot "$root" chown -R 1000:1000 /home/user
 
 # caches that would else be made at every start; fontconfig compares times to the nanosecond, which a disk image does not keep
-find "$root"/usr/share/fonts "$root"/usr/local/share/fonts -type d -exec touch -d "@$epoch" {} +
+# (it follows links, within the image: so does touch)
+chroot "$root" find -L /usr/share/fonts /usr/local/share/fonts -type d -exec touch -d "@$epoch" {} +
 rm -rf "$root"/var/cache/fontconfig/*
 chroot "$root" fc-cache -f -s
 for theme in hicolor Adwaita; do
