@@ -65,6 +65,14 @@ def gather(stream, tasks, update=0, select=select_scored, clock=lambda name, sec
   return stream.gather(Replay(0), select, tasks, np.random.default_rng(0), update=update, clock=clock, **how)
 
 
+def until(happened, seconds=30.0):
+  """Waits for what another thread does."""
+  deadline = time.monotonic() + seconds
+  while not happened():
+    assert time.monotonic() < deadline, "it never happened"
+    time.sleep(0.005)
+
+
 def books(stream):
   ledger = stream.groups.ledger
   return ledger.started, ledger.trained, sum(ledger.dropped.values()), len(stream.groups)
@@ -135,8 +143,7 @@ def test_what_is_too_old_when_it_would_be_trained_on_is_dropped_and_replaced(str
   tasks = Tasks(task)
   with stream_of() as stream:
     stream.top_up(2, tasks, lambda task_id, default: default, 2)
-    while stream.groups.complete < 2:
-      time.sleep(0.005)
+    until(lambda: stream.groups.complete == 2)
     sampler.version = 2
     got = gather(stream, tasks, version=2, max_age=1)
     assert got.dropped["age"] == 4 and len(got.kept) == 2
@@ -208,8 +215,7 @@ def test_a_save_keeps_what_is_finished_and_tries_the_rest_again_under_its_own_ke
   stream = stream_of(slots=3, slow={0: 1.0})  # the last environment takes the first try
   with stream:
     stream.top_up(2, tasks, lambda task_id, default: default, 2)
-    while sum(len(stream.groups.so_far(n)) for n in stream.plans) < 3:
-      time.sleep(0.005)
+    until(lambda: sum(len(stream.groups.so_far(n)) for n in stream.plans) == 3)
     text, arrays, screens = blob.encode({"stream": stream.state(), "ledger": stream.groups.ledger.state()})
   saved = blob.decode(text, arrays, screens.__getitem__)
   again = stream_of()
@@ -252,14 +258,13 @@ def test_a_group_that_lost_tries_to_age_gets_fresh_ones_once(stream_of, task, sa
   with stream_of(slots=2, slow={0: 30.0}) as stream:
     stream.top_up(1, tasks, lambda task_id, default: default, 2)
     first = next(iter(stream.plans))
-    while not stream.groups.so_far(first):
-      time.sleep(0.005)
-    slow = next(turn for turn, _ in list(stream.scheduler.turns.values()))
+    until(lambda: stream.groups.so_far(first))
+    (slow,) = (turn for turn, _ in list(stream.scheduler.turns.values()))
+    until(lambda: hasattr(slow, "written"))  # it may have been asked later than the other, which has already ended
     slow.written = (slow.written[0], slow.written[1]._replace(version=3), *slow.written[2:])  # written under version 3
     sampler.version = 3
     stream.wake()
-    while not stream.groups.complete:
-      time.sleep(0.005)
+    until(lambda: stream.groups.complete)
     taken = [gather(stream, tasks, groups=1, version=3, max_age=1)]
     assert taken[0].dropped["age"] == 1
     while first not in {g.id for got in taken for g in got.kept}:  # others may be complete before it
