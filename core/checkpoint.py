@@ -46,6 +46,10 @@ class Damaged(Exception):
   """A step on disk that is incomplete or was changed after it was written. Never raised for a wrong target."""
 
 
+class Misfit(ValueError):
+  """A step is whole, and its leaves are not those of the target."""
+
+
 class Saved(NamedTuple):
   """One complete step on disk. serial counts saves: a step saved by force outdates newer steps that were saved before it."""
 
@@ -146,12 +150,12 @@ class Checkpointer:
       )
       self._thread.start()
 
-  def restore(self, target: Any, step: int | None = None, *, partial: bool = False, cast: bool = False):
+  def restore(self, target: Any, step: int | None = None, *, partial: bool = False, cast: bool = False, whole: str = ""):
     """-> (device tree, host state, step). target: the wanted tree, arrays or ShapeDtypeStructs; its shardings are used.
 
     step=None takes the newest that is whole. Leaves are matched by name and must agree in shape and dtype: anything else is
-    a ValueError of one line. partial=True ignores leaves that only the checkpoint has (an evaluation needs no optimiser
-    state); cast=True converts dtypes.
+    a Misfit of one line. partial=True ignores leaves that only the checkpoint has (an evaluation needs no optimiser
+    state), but for those under the name `whole`; cast=True converts dtypes.
     """
     self.wait()
     tried: set[pathlib.Path] = set()
@@ -164,7 +168,7 @@ class Checkpointer:
       try:
         _verify(chosen)
         host = self._read_host(chosen)
-        return _read_tree(chosen, target, partial, cast), host, chosen.step
+        return _read_tree(chosen, target, partial, cast, whole), host, chosen.step
       except Damaged as e:
         self._damaged.add(chosen.path)
         logging.warning("CHECKPOINT %s IS DAMAGED AND SKIPPED: %s", chosen.path, e)
@@ -322,11 +326,11 @@ def _stored(entry: dict[str, Any], sharding: Any = None) -> jax.ShapeDtypeStruct
   return jax.ShapeDtypeStruct(entry["stored_shape"], np.dtype(entry["stored_dtype"]), sharding=sharding)
 
 
-def _read_tree(saved: Saved, target: Any, partial: bool, cast: bool) -> Any:
+def _read_tree(saved: Saved, target: Any, partial: bool, cast: bool, whole: str) -> Any:
   """The tree with `target`'s structure, dtypes and shardings. All is compared before anything is read."""
   named = _named(target)
   entries = {e["name"]: e for e in saved.manifest["leaves"]}
-  _compare(saved, named, entries, partial, cast)
+  _compare(saved, named, entries, partial, cast, whole)
   try:
     read = _orbax_read(saved.path, {name: _stored(entries[name], _placement(x)) for name, x in named})
   except (ValueError, OSError) as e:
@@ -356,18 +360,19 @@ def _finish(value: Any, want: Any, entry: dict[str, Any]) -> Any:
   return value
 
 
-def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool, cast: bool) -> None:
+def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool, cast: bool, whole: str) -> None:
   """One line about the first leaf that does not fit, if any."""
   names = {n for n, _ in named}
   missing = [n for n, _ in named if n not in entries]
   extra = [n for n in entries if n not in names]
   if missing:
-    raise ValueError(
+    raise Misfit(
       f"checkpoint {saved.path} has no leaf {missing[0]}{_more(missing)}, which the target wants"
       + (f"; it has {extra[0]}{_more(extra)} instead" if extra else "")
     )
-  if extra and not partial:
-    raise ValueError(
+  extra = [n for n in extra if not partial or whole and n.startswith(f"{whole}/")]
+  if extra:
+    raise Misfit(
       f"checkpoint {saved.path} has leaf {extra[0]}{_more(extra)}, which the target does not have; "
       "partial=True leaves such leaves out"
     )
@@ -376,7 +381,7 @@ def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool,
     castable = cast and "key" not in got and not _is_key(x)
     if got["shape"] != want[0] or (got["dtype"] != want[1] and not castable):
       hint = "; cast=True converts it" if got["shape"] == want[0] and "key" not in got and not _is_key(x) else ""
-      raise ValueError(f"checkpoint {saved.path}: leaf {name} is {got['dtype']} {got['shape']}, wanted {want[1]} {want[0]}{hint}")
+      raise Misfit(f"checkpoint {saved.path}: leaf {name} is {got['dtype']} {got['shape']}, wanted {want[1]} {want[0]}{hint}")
 
 
 def _more(names: list[str]) -> str:

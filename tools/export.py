@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from core import config as config_lib
-from core.checkpoint import Checkpointer
+from core.checkpoint import Checkpointer, Misfit
 from models import decoder, hf, lora
 from models.checkpoint import leaves
 
@@ -32,7 +32,10 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
   trained = lora.leaves(tree, knobs) if knobs.rank else tree
   with Checkpointer(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     target = {"states": {"policy": {"params": decoder.abstract(trained, jnp.float32)}}}
-    restored, host, step = checkpoints.restore(target, step, partial=True, cast=True)
+    try:
+      restored, host, step = checkpoints.restore(target, step, partial=True, cast=True, whole="states/policy/params")
+    except Misfit as e:
+      raise ValueError(f"{base} has not the shape of the policy in {workdir} ({e}): give --base=FOLDER, the checkpoint it began from") from e
   params = restored["states"]["policy"]["params"]
   hf.export(lora.merge(hf.load(base, tree, dtype=jnp.float32), params, knobs) if knobs.rank else params, base, out)
   return f"{out}: policy version {host['facts']['version']} of {workdir} (checkpoint {step}), files as in {base}"

@@ -80,6 +80,20 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch, capsys, tmp_path, args
   assert e.value.code == 2 and line in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_another_base_than_the_run_began_from_is_one_line(monkeypatch, capsys, tmp_path, more):
+  """Where the base has tensors that the policy lacks, or lacks one that was learnt, which would be left out of the export."""
+  base, params = GOLDEN if more else GOLDEN.parent / "qwen3", hf.load(GOLDEN, export.leaves(str(GOLDEN)), dtype=jnp.float32)
+  if more:
+    params["model"]["norm"]["bias"] = jnp.ones(32)
+  with pytest.raises(SystemExit) as e:
+    command(monkeypatch, "--workdir", run(tmp_path, params), "--base", base, "--out", tmp_path / "out")
+  said = capsys.readouterr().err
+  assert e.value.code == 2 and said.count("\n") == 1 and not (tmp_path / "out").exists()
+  assert f"{base} has not the shape of the policy in {tmp_path / 'run'} (" in said
+  assert "): give --base=FOLDER, the checkpoint it began from" in said
+
+
 def test_the_embedded_policy_has_no_checkpoint_to_follow(tmp_path):
   with pytest.raises(ValueError, match="began from no checkpoint .*--base=FOLDER"):
     export.export_run(str(run(tmp_path, {"w": jnp.ones(2)}, checkpoint="")), str(tmp_path / "out"))
