@@ -14,6 +14,8 @@ import pathlib
 from typing import Any, NamedTuple
 
 ROPE_TYPES = ("default", "mrope", "llama3")
+MOST = 2**24  # of any whole number: no model is so wide, deep or long, and loops over layers would not end
+LAYERS = 1024
 
 
 class Family(NamedTuple):
@@ -77,7 +79,7 @@ class ModelConfig:
     """The same from a dict. path: named in errors."""
     got = raw.get("model_type") if isinstance(raw, dict) else raw
     if not isinstance(raw, dict) or not isinstance(got, str) or got not in FAMILIES:
-      raise ValueError(f"{path}: model_type is {got!r}; the architectures known are {', '.join(FAMILIES)}")
+      raise ValueError(f"{path}: model_type is {told(got)}; the architectures known are {', '.join(FAMILIES)}")
     family = FAMILIES[raw["model_type"]]
     inner = object_of(raw.get("text_config", {}), "text_config", path)
     text = raw | inner
@@ -89,7 +91,8 @@ class ModelConfig:
       raise ValueError(f"{path}: {heads} heads, {kv_heads} key-value heads, head_dim {head_dim} of hidden_size {width} do not fit together")
     bias = _flag(text, "attention_bias", path)
     return cls(
-      family=raw["model_type"], vocab=whole(text, "vocab_size", path), width=width, layers=whole(text, "num_hidden_layers", path),
+      family=raw["model_type"], vocab=whole(text, "vocab_size", path), width=width,
+      layers=whole(text, "num_hidden_layers", path, LAYERS),
       heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=whole(text, "intermediate_size", path),
       eps=_positive(text, "rms_norm_eps", path), max_position=whole(text, "max_position_embeddings", path),
       tied=_flag(raw, "tie_word_embeddings", path) or _flag(inner, "tie_word_embeddings", path),
@@ -114,25 +117,39 @@ def need(fields: dict, name: str, path: str) -> Any:
   return value
 
 
-def whole(fields: dict, name: str, path: str) -> int:
+def told(value: Any) -> str:
+  """A value in an error's one line, cut where it is long."""
+  text = repr(value)
+  return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def whole(fields: dict, name: str, path: str, most: int = MOST) -> int:
   value = need(fields, name, path)
-  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-    raise ValueError(f"{path}: {name} is {value!r}, wanted a whole number of 1 or more")
+  if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted a whole number of 1 or more, at most {most}")
   return value
+
+
+def only(fields: dict, name: str, built: Any, path: str) -> None:
+  """ValueError where the field of that name (see `need`) is there and has another value than the one that is built."""
+  value = fields.get(name.rpartition(".")[2])
+  number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)
+  if value is not None and (value != built or type(value) is not type(built) and not (number(value) and number(built))):
+    raise ValueError(f"{path}: {name} is {told(value)}; only {built!r} is built")
 
 
 def _flag(fields: dict, name: str, path: str, usual: bool = False) -> bool:
   """A switch; what is not there or null is as usual."""
   value = fields.get(name)
   if value is not None and not isinstance(value, bool):
-    raise ValueError(f"{path}: {name} is {value!r}, wanted true or false")
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted true or false")
   return usual if value is None else value
 
 
 def _positive(fields: dict, name: str, path: str) -> float:
   value = need(fields, name, path)
   if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-    raise ValueError(f"{path}: {name} is {repr(value)[:50]}, wanted a number above 0 and below 1e30")
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted a number above 0 and below 1e30")
   return float(value)
 
 
@@ -140,41 +157,45 @@ def blocks(fields: dict, name: str, path: str, depth: int) -> tuple[int, ...]:
   """A list of some of `depth` blocks, by their numbers."""
   value = need(fields, name, path)
   if not isinstance(value, list) or not all(type(n) is int and 0 <= n < depth for n in value):
-    raise ValueError(f"{path}: {name} is {value!r}, wanted a list of block numbers, each from 0 to {depth - 1} (depth is {depth})")
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted a list of block numbers, each from 0 to {depth - 1} (depth is {depth})")
   return tuple(value)
 
 
 def object_of(value: Any, name: str, path: str) -> dict:
   if not isinstance(value, dict):
-    raise ValueError(f"{path}: {name} is {value!r}, wanted an object of fields")
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted an object of fields")
   return value
 
 
 def _refuse(text: dict, path: str) -> None:
   """What would change the numbers and is not built."""
-  for name, fine in (("hidden_act", "silu"), ("use_sliding_window", False), ("partial_rotary_factor", 1.0)):
-    if text.get(name, fine) not in (fine, None):
-      raise ValueError(f"{path}: {name} is {text[name]!r}; only {fine!r} is built")
+  for name, built in (("hidden_act", "silu"), ("use_sliding_window", False), ("partial_rotary_factor", 1.0)):
+    only(text, name, built, path)
+  kinds = text.get("layer_types")
+  if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+    raise ValueError(f"{path}: layer_types is {told(kinds)}; only 'full_attention' is built")
 
 
 def _rope(text: dict, head_dim: int, name: str, path: str) -> dict[str, Any]:
   new = text.get("rope_parameters")
-  rope = object_of(new, "rope_parameters", path) if new is not None else object_of(text.get("rope_scaling") or {}, "rope_scaling", path)
+  old = text.get("rope_scaling")
+  rope = object_of(new, "rope_parameters", path) if new is not None else object_of({} if old is None else old, "rope_scaling", path)
   theta = _positive(rope if new is not None else text, "rope_theta", path)
   kind = rope.get("rope_type", rope.get("type", "default"))
   if kind not in ROPE_TYPES:
-    raise ValueError(f"{path}: rope_type is {kind!r}; built are {', '.join(ROPE_TYPES)}")
-  if rope.get("partial_rotary_factor", 1.0) != 1.0:
-    raise ValueError(f"{path}: partial_rotary_factor is {rope['partial_rotary_factor']!r}; only 1.0 is built")
+    raise ValueError(f"{path}: rope_type is {told(kind)}; built are {', '.join(ROPE_TYPES)}")
+  only(rope, "partial_rotary_factor", 1.0, path)
   out: dict[str, Any] = {"rope_theta": theta}
   if kind == "llama3":
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    out["llama3_rope"] = tuple(_positive(rope, n, path) for n in names)
+    out["llama3_rope"] = _, low, high, _ = tuple(_positive(rope, n, path) for n in names)
+    if low >= high:
+      raise ValueError(f"{path}: low_freq_factor is {low:g}, wanted less than high_freq_factor ({high:g})")
   if FAMILIES[name].vision:
     section = need(rope, "mrope_section", path)
     three = isinstance(section, list | tuple) and len(section) == 3 and all(type(n) is int and n >= 0 for n in section)
     if not three or sum(section) != head_dim // 2:
-      raise ValueError(f"{path}: mrope_section is {section!r}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
+      raise ValueError(f"{path}: mrope_section is {told(section)}, wanted three numbers that add up to head_dim / 2 = {head_dim // 2}")
     out["mrope_section"] = tuple(section)
     out["mrope_interleaved"] = _flag(rope, "mrope_interleaved", path, name == "qwen3_vl")
   return out

@@ -17,15 +17,19 @@ import jax
 import numpy as np
 from PIL import Image
 
-from models.config import json_of, need, object_of, whole
+from models.config import json_of, need, object_of, only, told, whole
 
 MAX_ASPECT = 200
+MAX_PIXELS = 2**26  # of a resized image: four 4K screens a side
+# What a processor's file may say, and what is done here whatever it says. resample: Pillow's number for bicubic.
+DONE = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3, "do_center_crop": False,
+        "do_pad": False}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageSpec:
   """How a checkpoint wants its images. patch: pixels a side; merge: patches a side of one token; min_pixels, max_pixels: of
-  the resized image; mean, std: per channel, of values in 0..1."""
+  the resized image; mean, std: per channel, of values in 0..1; frames: equal ones that a still becomes, 0 = the file does not say."""
 
   patch: int
   merge: int
@@ -33,6 +37,7 @@ class ImageSpec:
   max_pixels: int
   mean: tuple[float, float, float]
   std: tuple[float, float, float]
+  frames: int = 0
 
   @property
   def factor(self) -> int:
@@ -64,26 +69,34 @@ def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int 
   path = str(found)
   raw = object_of(json_of(found), "all that it holds", path)
   raw = object_of(raw.get("image_processor", raw), "image_processor", path)
-  size = object_of(raw.get("size") or {}, "size", path)
+  size = raw.get("size")
+  size = object_of({} if size is None else size, "size", path)
+  for name, built in DONE.items():
+    only(raw, name, built, path)
+  factor = raw.get("rescale_factor")
+  if factor is not None and (type(factor) not in (int, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6)):
+    raise ValueError(f"{path}: rescale_factor is {told(factor)}; only 1 / 255 is built")
   sides = {"min_pixels": (min_pixels, "shortest_edge"), "max_pixels": (max_pixels, "longest_edge")}
   said = {name: f"policy.{name}" if knob else f"{name} of {path}" for name, (knob, _) in sides.items()}
   pixels = {}
   for name, (knob, edge) in sides.items():
-    if knob < 0:
-      raise ValueError(f"policy.{name} is {knob}, wanted 0 (the checkpoint's own) or a number of pixels")
-    pixels[name] = knob or whole({name: raw.get(name) or size.get(edge) or size.get(name)}, name, path)
+    if not 0 <= knob <= MAX_PIXELS:
+      raise ValueError(f"policy.{name} is {knob}, wanted 0 (the checkpoint's own) or a number of pixels, at most {MAX_PIXELS}")
+    given = next((v for v in (raw.get(name), size.get(edge), size.get(name)) if v is not None), None)
+    pixels[name] = knob or whole({name: given}, name, path, MAX_PIXELS)
   if pixels["min_pixels"] > pixels["max_pixels"]:
     least, most = pixels.values()
     raise ValueError(f"{said['min_pixels']} is {least}, more than the {most} that {said['max_pixels']} is: wanted at most as many")
   sizes = (whole(raw, name, path) for name in ("patch_size", "merge_size"))
-  return ImageSpec(*sizes, **pixels, mean=_three(raw, "image_mean", path), std=_three(raw, "image_std", path, above=0))
+  frames = whole(raw, "temporal_patch_size", path) if raw.get("temporal_patch_size") is not None else 0
+  return ImageSpec(*sizes, **pixels, mean=_three(raw, "image_mean", path), std=_three(raw, "image_std", path, above=0), frames=frames)
 
 
-def _three(raw: dict, name: str, path: str, above: float = -math.inf) -> tuple[float, ...]:
+def _three(raw: dict, name: str, path: str, above: float = -1e6) -> tuple[float, ...]:
   """A number for each channel."""
   value = need(raw, name, path)
-  if not isinstance(value, list) or len(value) != 3 or not all(type(v) in (int, float) and above < v < math.inf for v in value):
-    raise ValueError(f"{path}: {name} is {value!r}, wanted three numbers{'' if above else ' above 0'}")
+  if not isinstance(value, list) or len(value) != 3 or not all(type(v) in (int, float) and above < v < 1e6 for v in value):
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted three numbers{'' if above else ' above 0'}, below 1e6")
   return tuple(map(float, value))
 
 

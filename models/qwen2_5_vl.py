@@ -30,6 +30,7 @@ from models.vision import (
   merge_patches,
   run_blocks,
   scales,
+  sizes,
   tower_config,
 )
 from models.vision_language import Tower, defaults
@@ -39,8 +40,8 @@ __all__ = ["defaults", "make", "TOWER", "vision_config", "leaves", "encode_image
 
 def vision_config(raw: dict, path: str = "config.json") -> VisionConfig:
   """From `vision_config` of the checkpoint's config.json. path: named in errors."""
-  full = blocks(raw, "vision_config.fullatt_block_indexes", path, whole(raw, "vision_config.depth", path))
-  cfg, window = tower_config(raw, path, full=full), whole(raw, "vision_config.window_size", path)
+  full = blocks(raw, "vision_config.fullatt_block_indexes", path, *sizes(raw, path, "depth"))
+  cfg, window = tower_config(raw, path, "silu", full=full), whole(raw, "vision_config.window_size", path, 1024)
   if window < (least := cfg.merge * cfg.patch):
     raise ValueError(f"{path}: vision_config.window_size is {window}, wanted {least} pixels or more: spatial_merge_size x patch_size")
   return dataclasses.replace(cfg, window=window // least * cfg.merge)

@@ -15,7 +15,7 @@ import ml_collections
 from models import vision_language
 from models.base import Policy
 from models.chat import TEMPLATES
-from models.config import blocks, whole
+from models.config import blocks
 from models.decoder import Leaf
 from models.images import ImageSpec
 from models.layers import linear
@@ -32,6 +32,7 @@ from models.vision import (
   merge_patches,
   run_blocks,
   scales,
+  sizes,
   table_positions,
   tower_config,
 )
@@ -42,13 +43,13 @@ __all__ = ["defaults", "make", "TOWER", "vision_config", "leaves", "encode_image
 
 def vision_config(raw: dict, path: str = "config.json") -> VisionConfig:
   """From `vision_config` of the checkpoint's config.json. path: named in errors."""
-  depth, places = (whole(raw, f"vision_config.{name}", path) for name in ("depth", "num_position_embeddings"))
+  depth, places = sizes(raw, path, "depth", "num_position_embeddings")
   taps = blocks(raw, "vision_config.deepstack_visual_indexes", path, depth)
   if not taps or list(taps) != sorted(set(taps)):
     raise ValueError(f"{path}: vision_config.deepstack_visual_indexes is {list(taps)}, wanted one block or more, each after the last")
   if math.isqrt(places) ** 2 != places:
     raise ValueError(f"{path}: vision_config.num_position_embeddings is {places}, wanted a square: rows x columns of the position table")
-  return tower_config(raw, path, full=tuple(range(depth)), taps=taps, table=math.isqrt(places))
+  return tower_config(raw, path, "gelu_pytorch_tanh", full=tuple(range(depth)), taps=taps, table=math.isqrt(places))
 
 
 def leaves(cfg: VisionConfig) -> dict:

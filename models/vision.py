@@ -21,11 +21,12 @@ from jax.sharding import PartitionSpec as P
 
 from core.mesh import EVERY, constrain, current, gathered
 from models.attention import DENSE, Visible, choose, chunked, mix, platform, splash_whole
-from models.config import whole
+from models.config import object_of, only, whole
 from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
 from models.layers import attend, linear, rotate
 
+MOST = {"depth": 1024, "patch_size": 256, "spatial_merge_size": 64, "temporal_patch_size": 64}  # more is a slip of whoever wrote it
 QUERY_BLOCK = 128  # queries of every image that attend at a time: 15 images of 1080p then hold 1.3 GB of scores, not 110
 
 
@@ -47,7 +48,7 @@ class VisionConfig:
   window: int = 0
   taps: tuple[int, ...] = ()
   table: int = 0
-  theta: float = 10_000.0
+  theta: float = 10_000.0  # no checkpoint has another
 
   @property
   def head_dim(self) -> int:
@@ -59,10 +60,22 @@ class VisionConfig:
     return self.merge * self.merge
 
 
-def tower_config(raw: dict, path: str, **more) -> VisionConfig:
-  """What both towers have of `vision_config` in a checkpoint's config.json. path: named in errors; more: what a family adds. ValueError of
-  one line names the file and the field."""
-  of = lambda name: whole(raw, f"vision_config.{name}", path)
+def sizes(raw: dict, path: str, *names: str) -> list[int]:
+  """Whole numbers of `vision_config`."""
+  return [whole(raw, f"vision_config.{name}", path, *([MOST[name]] if name in MOST else [])) for name in names]
+
+
+def tower_config(raw: dict, path: str, act: str, **more) -> VisionConfig:
+  """What both towers have of `vision_config` in a checkpoint's config.json. path: named in errors; act: the activation that is built; more:
+  what a family adds. ValueError of one line names the file and the field."""
+  of = lambda name: sizes(raw, path, name)[0]
+  rope = raw.get("rope_parameters")
+  rope = object_of({} if rope is None else rope, "vision_config.rope_parameters", path)
+  for fields, name, built in (
+    (raw, "hidden_act", act), (raw, "in_channels", 3), (raw, "in_chans", 3), (raw, "rope_theta", VisionConfig.theta),
+    (rope, "rope_parameters.rope_theta", VisionConfig.theta), (rope, "rope_parameters.partial_rotary_factor", 1.0),
+  ):  # fmt: skip
+    only(fields, f"vision_config.{name}", built, path)
   cfg = VisionConfig(
     depth=of("depth"), width=of("hidden_size"), heads=of("num_heads"), hidden=of("intermediate_size"), out=of("out_hidden_size"),
     patch=of("patch_size"), merge=of("spatial_merge_size"), frames=of("temporal_patch_size"), **more,

@@ -82,6 +82,10 @@ def read_config(folder: str, tower: Tower, min_pixels: int = 0, max_pixels: int 
   if (vision.patch, vision.merge) != (images.patch, images.merge):
     given, wanted = (images.patch, images.merge), (vision.patch, vision.merge)
     raise ValueError(f"{folder}: (patch, merge) is {given} in preprocessor_config.json and {wanted} in config.json; they must agree")
+  if images.frames not in (0, vision.frames):
+    raise ValueError(
+      f"{folder}: temporal_patch_size is {images.frames} in preprocessor_config.json and {vision.frames} in config.json; they must agree"
+    )
   if vision.out != text.width:
     raise ValueError(f"{folder}/config.json: image features have width {vision.out}, the decoder {text.width}; they must be equal")
   if len(vision.taps) > text.layers:

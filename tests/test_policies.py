@@ -238,6 +238,9 @@ BROKEN = {
   "no weights": (gone("model.safetensors"), ["holds no *.safetensors"]),
   "no preprocessor": (gone("preprocessor_config.json"), ["has no preprocessor_config.json"]),
   "broken preprocessor": (lambda folder: (folder / "preprocessor_config.json").write_text("{"), ["preprocessor_config.json is not JSON"]),
+  "frames": (
+    config(lambda c: c["vision_config"].update(temporal_patch_size=4)), ["temporal_patch_size is 2 in preprocessor_config.json and 4 in"],
+  ),
   "preprocessor of another kind": (
     lambda folder: (folder / "preprocessor_config.json").write_text("[1]"), ["preprocessor_config.json: all that it holds is [1], wanted"],
   ),

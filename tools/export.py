@@ -35,7 +35,8 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
     try:
       restored, host, step = checkpoints.restore(target, step, partial=True, cast=True, whole="states/policy/params")
     except Misfit as e:
-      raise ValueError(f"{base} has not the shape of the policy in {workdir} ({e}): give --base=FOLDER, the checkpoint it began from") from e
+      hint = "give --base=FOLDER, the checkpoint it began from"
+      raise ValueError(f"{base} has not the shape of the policy in {workdir} ({e}): {hint}") from e
   params = restored["states"]["policy"]["params"]
   hf.export(lora.merge(hf.load(base, tree, dtype=jnp.float32), params, knobs) if knobs.rank else params, base, out)
   return f"{out}: policy version {host['facts']['version']} of {workdir} (checkpoint {step}), files as in {base}"

@@ -113,6 +113,8 @@ def test_the_three_layouts_of_the_processor_file(tmp_path):
   assert image_spec(written(tmp_path, RAW), max_pixels=2116800).max_pixels == 2116800
   # where both stand there the pixels are meant, as in the reference processor
   assert image_spec(written(tmp_path, RAW | {"size": {"shortest_edge": 1, "longest_edge": 2}})) == want
+  usual = {"do_resize": True, "do_rescale": True, "resample": 3, "rescale_factor": 0.00392156862745098, "temporal_patch_size": 2}
+  assert image_spec(written(tmp_path, RAW | usual)) == dataclasses.replace(want, frames=2)
   (tmp_path / "preprocessor_config.json").unlink()
   assert image_spec(written(tmp_path, {"image_processor": RAW}, "processor_config.json")) == want
 
@@ -140,6 +142,18 @@ STRANGE = [
   (RAW | {"image_std": [1, float("nan"), 1]}, "image_std is [1, nan, 1], wanted three numbers above 0"),  # Python's JSON has one
   (RAW | {"patch_size": 0}, "patch_size is 0, wanted a whole number of 1 or more"),
   (RAW | {"merge_size": "2"}, "merge_size is '2', wanted a whole number of 1 or more"),
+  (RAW | {"do_resize": False}, "do_resize is False; only True is built"),
+  (RAW | {"do_rescale": 1}, "do_rescale is 1; only True is built"),
+  (RAW | {"do_normalize": "yes"}, "do_normalize is 'yes'; only True is built"),
+  (RAW | {"do_center_crop": True}, "do_center_crop is True; only False is built"),
+  (RAW | {"resample": 2}, "resample is 2; only 3 is built"),
+  (RAW | {"rescale_factor": 1}, "rescale_factor is 1; only 1 / 255 is built"),
+  (RAW | {"rescale_factor": "x"}, "rescale_factor is 'x'; only 1 / 255 is built"),
+  (RAW | {"temporal_patch_size": "2"}, "temporal_patch_size is '2', wanted a whole number"),
+  (RAW | {"min_pixels": 0}, "min_pixels is 0, wanted a whole number of 1 or more"),
+  (RAW | {"size": []}, "size is [], wanted an object of fields"),
+  (RAW | {"image_mean": [0, 1e300, 0]}, "image_mean is [0, 1e+300, 0], wanted three numbers, below 1e6"),
+  (RAW | {"max_pixels": 2**26 + 1}, "max_pixels is 67108865, wanted a whole number of 1 or more, at most 67108864"),
   (RAW | {"max_pixels": 1e6}, "max_pixels is 1000000.0, wanted a whole number of 1 or more"),
 ]
 
@@ -150,7 +164,8 @@ def test_bounds_that_cross_are_blamed_on_whoever_set_them(tmp_path):
   file = f"{folder}/preprocessor_config.json"
   for knobs, line in (
     ({"max_pixels": 784}, f"min_pixels of {file} is 3136, more than the 784 that policy.max_pixels is"),
-    ({"min_pixels": 10**8}, f"policy.min_pixels is 100000000, more than the 12845056 that max_pixels of {file} is"),
+    ({"min_pixels": 2 * 10**7}, f"policy.min_pixels is 20000000, more than the 12845056 that max_pixels of {file} is"),
+    ({"max_pixels": 2**26 + 1}, "policy.max_pixels is 67108865, wanted 0 (the checkpoint's own) or a number of pixels, at most 67108864"),
     ({"min_pixels": -1}, "policy.min_pixels is -1, wanted 0 (the checkpoint's own) or a number of pixels"),
   ):
     with pytest.raises(ValueError) as e:

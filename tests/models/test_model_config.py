@@ -1,13 +1,16 @@
 """config.json of all three layouts, and one line for each that cannot be used."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
+from models import qwen2_5_vl, qwen3_vl
 from models.config import FAMILIES, ModelConfig
 from models.layers import rope_axis, rope_frequencies
 
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TEXT = {
   "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
   "intermediate_size": 48, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
@@ -85,7 +88,18 @@ BAD = {
   "model_type is ['llama']; the architectures known are": {"model_type": ["llama"]},
   "tie_word_embeddings is 'false', wanted true or false": {"tie_word_embeddings": "false"},
   "attention_bias is 0, wanted true or false": {"attention_bias": 0},
-  "rms_norm_eps is 10000000000000000000000000000000000000000000000000, wanted a number above 0 and below 1e30": {"rms_norm_eps": 10**400},
+  "rms_norm_eps is 1000000000000000000000000000000000": {"rms_norm_eps": 10**400},
+  "num_hidden_layers is 2000000000, wanted a whole number of 1 or more, at most 1024": {"num_hidden_layers": 2 * 10**9},
+  "vocab_size is 100000000, wanted a whole number of 1 or more, at most 16777216": {"vocab_size": 10**8},
+  "layer_types is ['sliding_attention', 'full_attention']; only 'full_attention' is built": {
+    "layer_types": ["sliding_attention", "full_attention"]
+  },
+  "layer_types is 5; only 'full_attention' is built": {"layer_types": 5},
+  "rope_scaling is [], wanted an object of fields": {"rope_scaling": []},
+  "use_sliding_window is 0; only False is built": {"use_sliding_window": 0},
+  "low_freq_factor is 4, wanted less than high_freq_factor (4)": {
+    "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4, "original_max_position_embeddings": 9}
+  },
   "4 heads, 3 key-value heads, head_dim 8 of hidden_size 32 do not fit together": {"num_key_value_heads": 3},
 }
 
@@ -109,6 +123,52 @@ def test_a_vision_config_that_cannot_be_used_is_one_line():
     ModelConfig.from_dict(raw | {"rope_scaling": SECTION, "vision_config": [1]})
   with pytest.raises(ValueError, match="lacks vision_config"):
     ModelConfig.from_dict({k: v for k, v in raw.items() if k != "vision_config"} | {"rope_scaling": SECTION})
+
+
+TOWER = {
+  "hidden_act is 'gelu'; only {act!r} is built": {"hidden_act": "gelu"},
+  "hidden_act is ['silu']; only {act!r} is built": {"hidden_act": ["silu"]},
+  "in_channels is 4; only 3 is built": {"in_channels": 4},
+  "in_chans is '3'; only 3 is built": {"in_chans": "3"},
+  "rope_theta is 5000.0; only 10000.0 is built": {"rope_theta": 5000.0},
+  "rope_parameters is 'x', wanted an object of fields": {"rope_parameters": "x"},
+  "rope_parameters.rope_theta is 1; only 10000.0 is built": {"rope_parameters": {"rope_theta": 1}},
+  "depth is 2000, wanted a whole number of 1 or more, at most 1024": {"depth": 2000},
+  "depth is [3], wanted a whole number": {"depth": [3]},
+  "num_heads is 0, wanted a whole number": {"num_heads": 0},
+  "num_heads is 5 of hidden_size 24, wanted as many as": {"num_heads": 5},
+  "patch_size is 257, wanted a whole number of 1 or more, at most 256": {"patch_size": 257},
+  "spatial_merge_size is 65, wanted a whole number of 1 or more, at most 64": {"spatial_merge_size": 65},
+  "temporal_patch_size is -2, wanted a whole number": {"temporal_patch_size": -2},
+  "intermediate_size is 1.5, wanted a whole number": {"intermediate_size": 1.5},
+  "out_hidden_size is None": {"out_hidden_size": None},
+}
+OF_ONE = {
+  "qwen2_5_vl": {
+    "window_size is 1025, wanted a whole number of 1 or more, at most 1024": {"window_size": 1025},
+    "window_size is 27, wanted 28 pixels or more": {"window_size": 27},
+    "fullatt_block_indexes is 1, wanted a list of block numbers": {"fullatt_block_indexes": 1},
+    "fullatt_block_indexes is [3], wanted a list of block numbers, each from 0 to 2": {"fullatt_block_indexes": [3]},
+  },
+  "qwen3_vl": {
+    "num_position_embeddings is 37, wanted a square": {"num_position_embeddings": 37},
+    "num_position_embeddings is '36', wanted a whole number": {"num_position_embeddings": "36"},
+    "deepstack_visual_indexes is [2, 0], wanted one block or more, each after the last": {"deepstack_visual_indexes": [2, 0]},
+    "deepstack_visual_indexes is {{}}, wanted a list": {"deepstack_visual_indexes": {}},
+  },
+}
+
+
+@pytest.mark.parametrize("tower", [qwen2_5_vl, qwen3_vl], ids=["qwen2_5_vl", "qwen3_vl"])
+def test_a_tower_that_cannot_be_built_is_one_line(tower):
+  name, act = tower.__name__.rpartition(".")[2], "silu" if tower is qwen2_5_vl else "gelu_pytorch_tanh"
+  good = json.loads((GOLDEN / name / "config.json").read_text())["vision_config"]
+  tower.vision_config(good | {"in_chans": 3, "rope_theta": 10000})
+  for line, change in (TOWER | OF_ONE[name]).items():
+    with pytest.raises(ValueError) as e:
+      tower.vision_config(good | change, "F")
+    line = line.format(act=act) if "is None" not in line else "out_hidden_size, and no default is assumed"
+    assert f"vision_config.{line}" in str(e.value) and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(
