@@ -35,19 +35,25 @@ def available(package: str, having: str | None = None) -> list[str]:
 
   having: keep only modules whose file defines this name at top level, e.g. "make" for agents: base.py is not an agent.
   """
-  if package not in packages():
-    raise ValueError(f"no package {package!r}{nearest(package, packages())}; there are: {', '.join(packages())}")
-  found = {p.stem: p for p in (ROOT / package).glob("*.py")} | {p.parent.name: p for p in (ROOT / package).glob("*/__init__.py")}
-  return sorted(n for n, p in found.items() if _NAME.match(n) and (having is None or having in _defines(p)))
+  return sorted(n for n, p in _files(package).items() if having is None or having in _defines(p))
 
 
 def find(package: str, name: str, having: str | None = None) -> types.ModuleType:
   """The module `package.name`. An error inside that module (a missing library, a bug) is raised as it is."""
-  names = available(package, having)
-  if not isinstance(name, str) or name not in names:
+  path = _files(package).get(name) if isinstance(name, str) else None
+  if path is None or not (having is None or having in _defines(path)):
+    names = available(package, having)  # every file is read: for the message alone
     listed = ", ".join(names) or "nothing"
     raise ValueError(f"no {name!r} in {package}/{nearest(name, names)}; there is: {listed}")
   return importlib.import_module(f"{package}.{name}")
+
+
+def _files(package: str) -> dict[str, pathlib.Path]:
+  """{name: file} of a package's modules."""
+  if package not in packages():
+    raise ValueError(f"no package {package!r}{nearest(package, packages())}; there are: {', '.join(packages())}")
+  found = {p.stem: p for p in (ROOT / package).glob("*.py")} | {p.parent.name: p for p in (ROOT / package).glob("*/__init__.py")}
+  return {n: p for n, p in found.items() if _NAME.match(n)}
 
 
 def _defines(path: pathlib.Path) -> set[str]:

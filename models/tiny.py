@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class Tokenizer:
 
   pad_id, eos_id, image_id = 0, 1, 2
 
-  def __init__(self, pieces: list[str]):
+  def __init__(self, pieces: Sequence[str]):
     self.pieces = list(dict.fromkeys([*SPECIALS, *CHARACTERS, *pieces]))
     self._ids = {p: i for i, p in enumerate(self.pieces) if p not in SPECIALS}
     self._longest = max(map(len, self._ids))
@@ -167,21 +167,23 @@ def _string_keys(tree):
 
 
 def make(cfg: ml_collections.ConfigDict, pieces: list[str], screen_size: tuple[int, int]) -> Policy:
-  """A tiny policy for one vocabulary and one screen size (W, H)."""
-  tokenizer = Tokenizer(pieces)
+  """A tiny policy for one vocabulary and one screen size (W, H). The same knobs give the same policy: what is compiled of it stays good."""
   width, height = screen_size
-  for name in ("width", "layers", "heads", "mlp", "patch", "patch_width", "window", "stride", "max_goal", "max_action"):
+  knobs = ("width", "layers", "heads", "mlp", "patch", "patch_width", "window", "stride", "max_goal", "max_action")
+  for name in knobs:
     if cfg[name] < 1:
       raise ValueError(f"policy.tiny.{name} is {cfg[name]}, wanted 1 or more")
   if width % cfg.patch or height % cfg.patch:
     raise ValueError(f"policy.tiny.patch is {cfg.patch}: the screen of {width} x {height} pixels is not a multiple of it")
   if cfg.width % cfg.heads:
     raise ValueError(f"policy.tiny.heads is {cfg.heads}: the width of {cfg.width} is not a multiple of it")
-  s = Shape(
-    vocab=tokenizer.vocab_size, height=height, width_px=width, d=cfg.width, layers=cfg.layers, heads=cfg.heads, mlp=cfg.mlp,
-    patch=cfg.patch, patch_width=cfg.patch_width, window=cfg.window, stride=cfg.stride, max_goal=cfg.max_goal,
-    max_action=cfg.max_action,
-  )  # fmt: skip
+  return _policy(tuple(pieces), height=height, width_px=width, d=cfg.width, **{name: cfg[name] for name in knobs if name != "width"})
+
+
+@lru_cache(maxsize=8)
+def _policy(pieces: tuple[str, ...], **sizes: int) -> Policy:
+  tokenizer = Tokenizer(pieces)
+  s = Shape(vocab=tokenizer.vocab_size, **sizes)
   return Policy(
     name="tiny",
     tokenizer=tokenizer,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,12 @@ class Sampled(NamedTuple):
   version: int
 
 
+@lru_cache(maxsize=8)
+def program_of(policy: Policy, eos: int) -> Any:
+  """`sample`, jitted once for all samplers of a policy, whatever its tokenizer: every evaluation of a run finds it compiled."""
+  return jax.jit(partial(sample, policy, eos), static_argnames=("greedy",))
+
+
 class Sampler:
   """Samples actions for many episodes at once.
 
@@ -37,7 +43,7 @@ class Sampler:
     self.policy, self.buckets, self.temperature = policy, tuple(sorted(buckets)), temperature
     self.weights: Weights | None = None
     self.tokens = 0  # action tokens written so far
-    self._sample = jax.jit(partial(sample, policy), static_argnames=("greedy",))
+    self._sample = program_of(policy._replace(tokenizer=None), policy.tokenizer.eos_id)
 
   def load(self, weights: Weights) -> None:
     """Swaps the weights; the next token is written under the new version. A copy is kept: the learner donates its own."""
@@ -105,14 +111,14 @@ def draw(logits, key, index, temperature, *, greedy: bool) -> tuple[jax.Array, j
   return token, jnp.minimum(chosen, 0.0), -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
-def sample(policy: Policy, params, tokens, positions, valid, images, image_slot, next_position, keys, temperature, *, greedy: bool):
-  """Prefills the prompts, then writes token by token until every row has written <eos> or max_action tokens.
+def sample(policy: Policy, eos, params, tokens, positions, valid, images, image_slot, next_position, keys, temperature, *, greedy: bool):
+  """Prefills the prompts, then writes token by token until every row has written `eos` or max_action tokens.
 
   Returns tokens i32 [B, A], logp and entropy f32 [B, A], count i32 [B]. The log-probability is that of the tempered
   distribution the token was drawn from.
   """
   rows, length = tokens.shape
-  limit, eos = policy.max_action, policy.tokenizer.eos_id
+  limit = policy.max_action
   cache = policy.init_cache(rows, length + limit)
   features = policy.encode_images(params, images)
   hidden, cache = policy.prefill(params, tokens, positions, valid, features, image_slot, cache)

@@ -32,14 +32,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def compile_quickly():
-  """Where arrays hold a handful of numbers the time goes into compiling: XLA's optimiser is off in a module that asks."""
+  """Where arrays hold a handful of numbers the time goes into compiling: XLA's optimiser is off in a module that asks, and in the
+  processes that it starts. What is compiled so rounds differently in the last bit: nothing of it is shared with other modules."""
   import jax
 
   before = jax.config.read("jax_disable_most_optimizations")
+  jax.clear_caches()
   jax.config.update("jax_disable_most_optimizations", True)
-  yield
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    yield
   jax.config.update("jax_disable_most_optimizations", before)
-  jax.clear_caches()  # programs compiled so round differently in the last bit, and later modules would be handed them
+  jax.clear_caches()
 
 
 PIECES = ["tap(", ", ", ")", "wait()", "press(BACK)", "0.25", "0.50", "open ", "red", " mug", "the "]
