@@ -141,6 +141,7 @@ You are an agent that works on a screen. A task is given, with what you did so f
 }
 USUAL = {"qwen2_5_vl": "uitars"}  # of families, where the grammar is the desktop's: UI-TARS-1.5 is one of them. Elsewhere it is "plain"
 GOAL = "{goal}"
+PLACE = re.compile(r"\{[A-Za-z_]\w*\}")
 SAMPLE = "Open 7 mugs, then stop.\n"
 MODES = ("append", "window")
 
@@ -354,7 +355,14 @@ def _from_file(path: str) -> str:
     ) from e
   if text.count(GOAL) != 1:
     raise ValueError(f"policy.instruction, {path}, has {GOAL} {text.count(GOAL)} times, wanted once: the place of the task's goal")
+  _filled(f"policy.instruction, {path},", text.replace(GOAL, ""))
   return text
+
+
+def _filled(what: str, text: str) -> None:
+  """ValueError where a text has places in it, such as {language}, that nothing fills."""
+  if found := PLACE.search(text):
+    raise ValueError(f"{what} has {found[0]} in it, which nothing fills: write what is meant, or another kind of bracket")
 
 
 def make_chat(
@@ -369,6 +377,9 @@ def make_chat(
   for name in ("screens", "max_prompt", "max_action", "max_goal"):
     if cfg[name] < 1:
       raise ValueError(f"policy.{name} is {cfg[name]}, wanted 1 or more")
+  if cfg.space not in SPACES:
+    raise ValueError(f"policy.space is {cfg.space!r}, wanted one of {', '.join(map(repr, SPACES))} ('': the family's own)")
+  _filled("policy.system", cfg.system)
   longest = cfg.max_prompt + cfg.max_action
   if longest > model.max_position:
     raise ValueError(

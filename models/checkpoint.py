@@ -138,9 +138,11 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
 
 
 def _refuse_of_tower(cfg: ml_collections.ConfigDict, frozen: bool, adapted: bool) -> None:
-  """What does not go with a tower that learns. adapted: by adapters."""
+  """What does not go with a tower that learns, or with one that does not. adapted: it learns by adapters."""
   if adapted and cfg.freeze_tower:
     raise ValueError(f"policy.freeze_tower is on, and policy.lora.targets {cfg.lora.targets!r} finds maps of the tower: change one of them")
+  if frozen and cfg.remat_tower:
+    raise ValueError(f"policy.remat_tower is {cfg.remat_tower!r} and would do nothing, the tower is frozen: leave it out")
   usual = defaults().features_kept
   if not frozen and cfg.features_kept not in (0, usual):
     raise ValueError(

@@ -105,7 +105,7 @@ def json_of(path: pathlib.Path) -> Any:
   """What a JSON file of a checkpoint holds."""
   try:
     return json.loads(path.read_text(encoding="utf-8"))
-  except (ValueError, RecursionError) as e:  # ValueError: no JSON, no UTF-8, a number of more digits than Python reads
+  except (OSError, ValueError, RecursionError) as e:  # ValueError: no JSON, no UTF-8, a number of more digits than Python reads
     raise ValueError(f"{path} is not JSON that can be read: {e}") from e
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 
-from models.config import json_of
+from models.config import json_of, object_of, told
 from models.decoder import Leaf, is_leaf
 
 INDEX = "model.safetensors.index.json"
@@ -54,7 +54,7 @@ def stored(folder: str | os.PathLike) -> dict[str, Stored]:
   """Every tensor of a checkpoint folder by name, from the files' headers alone."""
   folder = pathlib.Path(folder)
   index = folder / INDEX
-  names = _indexed(index) if index.is_file() else None
+  names = _indexed(index) if os.path.lexists(index) else None
   files = sorted(folder.glob("*.safetensors") if names is None else {folder / f for f in names.values()})
   if not files:
     raise ValueError(f"{folder} holds no *.safetensors file; convert the checkpoint to safetensors first")
@@ -76,15 +76,12 @@ def stored(folder: str | os.PathLike) -> dict[str, Stored]:
 
 def _indexed(index: pathlib.Path) -> dict[str, str]:
   """Which file of the folder holds which tensor."""
-  try:
-    names = dict(json_of(index)["weight_map"])
-  except (KeyError, TypeError, ValueError) as e:
-    raise ValueError(f"{index} has no readable weight_map: {e!r}") from e
+  names = object_of(object_of(json_of(index), "all that it holds", str(index)).get("weight_map"), "weight_map", str(index))
   if not names:
     raise ValueError(f"{index}: weight_map is empty, wanted every tensor with its file: take it from its source again, or delete it")
   for name, file in names.items():
     if not isinstance(file, str) or pathlib.Path(file).name != file or not file.endswith(".safetensors"):
-      raise ValueError(f"{index}: weight_map has {file!r} for tensor {name}, wanted the name of a *.safetensors file in the same folder")
+      raise ValueError(f"{index}: weight_map has {told(file)} for tensor {name}, wanted the name of a *.safetensors file beside it")
   return names
 
 

@@ -197,7 +197,27 @@ def lie(folder):
 
 def garble(folder):
   (folder / "model.safetensors.index.json").write_text("[]")
-  return "model.safetensors.index.json has no readable weight_map"
+  return "model.safetensors.index.json: all that it holds is [], wanted an object"
+
+
+def pairs(folder):
+  """What dict() would take."""
+  index = folder / "model.safetensors.index.json"
+  raw = json.loads(index.read_text())
+  index.write_text(json.dumps(raw | {"weight_map": list(raw["weight_map"].items())}))
+  return "model.safetensors.index.json: weight_map is [["
+
+
+def no_map(folder):
+  (folder / "model.safetensors.index.json").write_text("{}")
+  return "model.safetensors.index.json: weight_map is None, wanted an object"
+
+
+def a_folder(folder):
+  """Passed over, two shards would be read as if no index had come with them."""
+  (folder / "model.safetensors.index.json").unlink()
+  (folder / "model.safetensors.index.json").mkdir()
+  return "model.safetensors.index.json is not JSON that can be read"
 
 
 def mapped(change):
@@ -256,7 +276,7 @@ def empty(folder):
 
 
 @pytest.mark.parametrize("breaking", [
-  truncate, lose, lie, garble, number, elsewhere, blank, unlisted, unheld, double, empty,
+  truncate, lose, lie, garble, pairs, no_map, a_folder, number, elsewhere, blank, unlisted, unheld, double, empty,
 ])  # fmt: skip
 def test_files_that_are_broken_are_named(folder, breaking):
   tree = leaves(folder)
