@@ -199,7 +199,8 @@ def prepare(argv: list[str]) -> tuple[dict[str, Any], list[Point]]:
     if across % flags["slices"]:
       raise ConfigError(f"point {point.id}: mesh.data is {across}, wanted a multiple of --slices={flags['slices']}, or left out")
     try:
-      base.check(config_lib.load_config(["train.py", *point.args])[0])
+      cfg, told = config_lib.load_config(["train.py", *point.args])
+      base.check(cfg, told["overrides"])
     except ValueError as error:
       raise ConfigError(f"point {point.id}: {config_lib.one_line(error)}") from error
   out = flags["out"] or os.path.join("runs", "sweeps", f"{name}-{'-'.join(flags['sweep'])}")

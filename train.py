@@ -300,7 +300,7 @@ def train(run: Run, demo_items: list[PackItem]) -> None:
 def main(argv: list[str]) -> int:
   try:
     cfg, flags = config_lib.load_config(argv)
-    base.check(cfg)
+    base.check(cfg, flags["overrides"])
     keep_freed_memory()
     use_compile_cache(cfg.compile_cache)
     hosts.join(cfg.hosts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from collections.abc import Iterable
 
 import ml_collections
 
@@ -169,8 +171,9 @@ def real(cfg) -> bool:
   return True
 
 
-def check(cfg) -> None:
-  """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change."""
+def check(cfg, given: Iterable[str] = ()) -> None:
+  """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change. given: names of knobs
+  that stand on the command line."""
   p, c = cfg.practice, cfg.copy
   wanted = {
     "seed": (cfg.seed, 0 <= cfg.seed < 2**62, "0 or more, below 2^62"),
@@ -224,6 +227,7 @@ def check(cfg) -> None:
   if not p.workers and any(cfg.env.get("faults", {}).values()):
     raise ValueError("env.faults break the process they are in: wanted practice.workers=True with them, so that it is a worker's")
   check_policy(cfg)
+  _check_idle(cfg, given)
   real(cfg)
   for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
@@ -243,6 +247,18 @@ def _check_numbers(cfg) -> None:
   for name in ("minibatch", "critic_minibatch"):
     if cfg.agent.get(name, 0) % cfg.practice.micro_batches:
       raise ValueError(f"practice.micro_batches is {cfg.practice.micro_batches}, wanted a divisor of agent.{name} ({cfg.agent[name]})")
+
+
+def _check_idle(cfg, given: Iterable[str]) -> None:
+  """Nothing was given on the command line that this run reads nowhere, and that a default may hold all the same."""
+  idle = {}
+  if cfg.policy.checkpoint:
+    idle = {r"(practice|copy)\.lr": "policy.lr takes its place for a checkpoint", r"policy\.(name|tiny\..*)": "it is the tiny policy's"}
+  if not copies(cfg):
+    idle[r"copy\.(?!when$).*|practice\.leash(_batch)?|save\.copy_every"] = f"nothing is copied with copy.when={cfg.copy.when}"
+  for name in given:
+    if why := next((why for pattern, why in idle.items() if re.fullmatch(pattern, name)), ""):
+      raise ValueError(f"--config.{name} would do nothing, {why}: leave it out")
 
 
 def check_policy(cfg) -> None:

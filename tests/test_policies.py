@@ -4,6 +4,8 @@ folder that is broken is one line before anything begins."""
 import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 
 import jax
@@ -61,7 +63,10 @@ def folders(tmp_path_factory):
 
 def command(folder, workdir, config="configs/android.py", **changed):
   knobs = SMALL | {"policy.checkpoint": folder, "policy.instruction": folder / "instruction.txt"}
-  knobs |= {k.replace("__", "."): v for k, v in changed.items()}
+  changed = {k.replace("__", "."): v for k, v in changed.items()}
+  if changed.get("copy.when") != "always":
+    knobs = {k: v for k, v in knobs.items() if not k.startswith(("copy.", "practice.leash"))}
+  knobs |= changed
   return ["train.py", f"--config={config}", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in knobs.items())]
 
 
@@ -319,6 +324,7 @@ REFUSED = [
     {"policy__lora__rank": 2, "policy__remat_tower": "full"},
     "policy.remat_tower is 'full' and would do nothing, the tower is frozen",
   ),
+  ("qwen2_5_vl", "android.py", {"practice__lr": 1e-4}, "--config.practice.lr would do nothing, policy.lr takes its place for a checkpoint"),
   ("qwen2_5_vl", "android.py", {"policy__min_pixels": 10**6}, "policy.min_pixels is 1000000, more than the 60000 that max_pixels of"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__spans": ("a",)}, "sampler.sessions.spans is ('a',), wanted one or more lengths"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__chunks": (64, 256)}, "sampler.sessions.chunks is (64, 256), wanted whole numbers of 1"),
@@ -340,6 +346,23 @@ def test_what_does_not_go_together_is_one_line(folders, tmp_path, capsys, family
   assert train.main(argv) == 2
   said = capsys.readouterr().err
   assert said.count("\n") == 1 and says in said and not (tmp_path / "run").exists()
+
+
+DOCS = (pathlib.Path(train.__file__).parent / "docs" / "policies.md").read_text()
+COMMANDS = re.findall(r"^python (train\.py .*)", re.sub(r"\\\n\s*| +#.*", "", DOCS), re.MULTILINE)
+FAMILY = {"UI-TARS-1.5-7B": "qwen2_5_vl", "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl", "SmolLM2-135M-Instruct": "llama"}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_page_are_taken(folders, tmp_path, line):
+  """With the checkpoint that a command names, in miniature and of its length."""
+  cfg, flags = config_lib.load_config(shlex.split(line))
+  train.base.check(cfg, flags["overrides"])
+  shutil.copytree(folders[FAMILY[pathlib.Path(cfg.policy.checkpoint).name]], tmp_path / "ck")
+  config(lambda c: c.get("text_config", c).update(max_position_embeddings=128_000))(tmp_path / "ck")
+  with cfg.unlocked():
+    cfg.policy.checkpoint = str(tmp_path / "ck")
+  assert evaluate.build(cfg).policy.max_prompt == cfg.policy.max_prompt and len(COMMANDS) == 3
 
 
 def test_adams_first_moment_is_halved_of_adapters_too():

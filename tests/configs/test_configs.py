@@ -112,6 +112,30 @@ def test_a_checkpoints_knobs_are_refused_where_there_is_none(knobs, says):
     base.check(cfg)
 
 
+@pytest.mark.parametrize(
+  "knobs, given, says",
+  [
+    ({"policy.checkpoint": "x", "copy.when": "always"}, "copy.lr", "copy.lr would do nothing, policy.lr takes its place"),
+    ({"policy.checkpoint": "x"}, "policy.tiny.width", "policy.tiny.width would do nothing, it is the tiny policy's"),
+    ({"policy.checkpoint": "x"}, "copy.batch", "copy.batch would do nothing, nothing is copied with copy.when=auto"),
+    ({"policy.checkpoint": "x"}, "copy.when", ""),
+    ({"policy.checkpoint": "x", "copy.when": "always"}, "practice.leash", ""),
+    ({"copy.when": "never"}, "save.copy_every", "save.copy_every would do nothing, nothing is copied with copy.when=never"),
+    ({"copy.when": "never"}, "practice.leash_batch", "practice.leash_batch would do nothing, nothing is copied"),
+    ({"copy.when": "never"}, "practice.lr", ""),
+    ({}, "copy.lr", ""),
+  ],
+)
+def test_a_knob_that_nothing_reads_is_refused_where_it_was_given(knobs, given, says):
+  cfg = get("osworld")
+  cfg.update_from_flattened_dict(knobs)
+  base.check(cfg)
+  if not says:
+    return base.check(cfg, [given])
+  with pytest.raises(ValueError, match=f"--config.{says}"):
+    base.check(cfg, ["seed", given])
+
+
 @pytest.mark.parametrize("mode, computer", [("shop", "shop/browser"), ("real", "webarena/browser"), ("", "sim/phone")])
 def test_webrl_has_three_places_to_practise_in(mode, computer):
   cfg = get("webarena", mode)
