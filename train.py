@@ -29,7 +29,7 @@ from core import learner as learner_lib
 from core import mesh as mesh_lib
 from core.checkpoint import Checkpointer
 from core.find import find
-from core.host import hold, keep_freed_memory, use_compile_cache
+from core.host import hold, keep_freed_memory, out_of_memory, use_compile_cache
 from core.learner import make_score, make_update
 from core.metrics import Alarms, CompileCounter, Metrics, Progress, Timers
 from core.optimiser import check_finite, make_optimiser
@@ -324,10 +324,13 @@ def main(argv: list[str]) -> int:
   except Stop:
     print(f"stopped after saving: the same command with --workdir={shared} and without --fresh goes on", flush=True)
     return EXIT_STOPPED
-  except (ValueError, OSError, hosts.Parted, jax.errors.JaxRuntimeError) as error:
+  except (ValueError, OSError, MemoryError, hosts.Parted, jax.errors.JaxRuntimeError) as error:
     if hosts.parted(error):
       print(f"train.py: parted from the other processes: {config_lib.one_line(error)[:300]}", file=sys.stderr)
       return EXIT_PARTED
+    if line := out_of_memory(error):
+      print(f"train.py: {line}", file=sys.stderr)
+      return 1
     if isinstance(error, jax.errors.JaxRuntimeError):
       raise
     print(f"train.py: {config_lib.one_line(error)}", file=sys.stderr)

@@ -29,6 +29,7 @@ from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import FieldReference
 
 from core.find import ROOT, available, nearest
+from core.host import out_of_memory
 from core.screens import write_atomic
 
 EXIT_USAGE = 2
@@ -63,12 +64,18 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def run_command(main: Callable[[Any], Any], *errors: type[Exception]) -> None:
-  """A command's main under absl: what cannot be run (ValueError, OSError, `errors`) is one line, and EXIT_USAGE."""
+  """A command's main under absl: what cannot be run (ValueError, OSError, `errors`) is one line, and EXIT_USAGE; memory that ran out is one
+  line, and 1."""
   try:
     app.run(main, flags_parser=parse_flags)
   except (ValueError, OSError, *errors) as error:
     print(f"{pathlib.Path(sys.argv[0]).name}: {one_line(error)}", file=sys.stderr)
     sys.exit(EXIT_USAGE)
+  except (RuntimeError, MemoryError) as error:
+    if not (line := out_of_memory(error)):
+      raise
+    print(f"{pathlib.Path(sys.argv[0]).name}: {line}", file=sys.stderr)
+    sys.exit(1)
 
 
 def one_line(text: Any) -> str:

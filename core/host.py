@@ -1,5 +1,5 @@
 """What a process asks of its machine before it computes: freed memory kept at hand, compiled programs kept on disk,
-a folder to itself."""
+a folder to itself; and what to say where the machine is too small."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ def use_compile_cache(directory: str) -> None:
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def out_of_memory(error: BaseException) -> str:
+  """One line on what to lower where an error says that a device or the machine has no memory left; "" of any other error."""
+  said = " ".join(str(error).split())
+  if not isinstance(error, MemoryError) and not said.startswith("RESOURCE_EXHAUSTED"):
+    return ""
+  where = "this machine" if isinstance(error, MemoryError) else "the device"
+  return (
+    f"{where} has no memory left ({said.removeprefix('RESOURCE_EXHAUSTED: ')[:150].rstrip('. ')}): lower agent.minibatch or raise "
+    "practice.micro_batches where it learns, lower copy.batch where it copies, practice.slots or sampler.sessions.slots where it samples; "
+    "a checkpoint takes less with policy.dtype=bfloat16, policy.lora.rank, policy.freeze_tower, a lower policy.max_prompt or max_pixels"
+  )
 
 
 def hold(workdir: pathlib.Path) -> io.TextIOWrapper:

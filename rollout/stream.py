@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from core.host import out_of_memory
 from core.schema import Episode, Group, Task
 from rollout.gather import Gathered
 from rollout.queue import GroupQueue
@@ -177,7 +178,7 @@ class Stream:
       if self.threaded and self._error is None:
         self.changed.wait(0.2)
     if self._error is not None:
-      raise StreamBroken(f"sampling ended: {self._error!r}") from self._error
+      raise StreamBroken(f"sampling ended: {out_of_memory(self._error) or repr(self._error)}") from self._error
     clock("waiting", time.monotonic() - began)
     if now() - self.scheduler.heard > self.silence:
       raise StreamBroken(f"no computer gave a sign of life for {self.silence:.0f} seconds: {self.report()}")

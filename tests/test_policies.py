@@ -377,6 +377,29 @@ def test_adams_first_moment_is_halved_of_adapters_too():
   assert (adam.mu["lora_a"].dtype, adam.nu["lora_a"].dtype) == ("bfloat16", "float32")
 
 
+@pytest.mark.parametrize("program", ["train", "evaluate"])
+def test_a_device_without_memory_is_one_line_and_other_errors_keep_their_traceback(folders, tmp_path, capsys, monkeypatch, program):
+  too_much = lambda *a: jax.block_until_ready(jax.numpy.zeros(2**46))
+
+  def wrong(*a):
+    raise jax.errors.JaxRuntimeError("INTERNAL: a mistake of ours")
+
+  def run(does):
+    if program == "train":
+      monkeypatch.setattr(train, "train", does)
+      return train.main(command(folders["qwen2_5_vl"], tmp_path / "run"))
+    with pytest.raises(SystemExit) as e, monkeypatch.context() as patch:
+      patch.setattr(config_lib.app, "run", lambda main, flags_parser: does())
+      config_lib.run_command(evaluate.main)
+    return e.value.code
+
+  assert run(too_much) == 1
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1 and "the device has no memory left (Out of memory allocating 281474976710656 bytes): lower agent.m" in said
+  with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+    run(wrong)
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_checkpoint_whose_numbers_are_none_is_refused_before_a_computer_starts(folders, tmp_path, capsys, monkeypatch, rank):
   """Whether its parameters are learnt, or the base that adapters join."""
