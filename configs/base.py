@@ -172,8 +172,7 @@ def real(cfg) -> bool:
 
 
 def check(cfg, given: Iterable[str] = ()) -> None:
-  """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change. given: names of knobs
-  that stand on the command line."""
+  """Every size and domain before any environment starts; each failure one line: name, got, wanted, what to change. given: flags' knobs."""
   p, c = cfg.practice, cfg.copy
   wanted = {
     "seed": (cfg.seed, 0 <= cfg.seed < 2**62, "0 or more, below 2^62"),
@@ -216,6 +215,7 @@ def check(cfg, given: Iterable[str] = ()) -> None:
     if not good:
       raise ValueError(f"{name} is {got}, wanted {want}")
   _check_numbers(cfg)
+  _check_idle(cfg, given)
   parts = {"curriculum": curriculum, "gate": gate, "alarms": metrics, "watchdog": watchdog, "sampler": remote, "hosts": hosts}
   for part, module in parts.items():
     module.check(cfg[part])
@@ -227,7 +227,6 @@ def check(cfg, given: Iterable[str] = ()) -> None:
   if not p.workers and any(cfg.env.get("faults", {}).values()):
     raise ValueError("env.faults break the process they are in: wanted practice.workers=True with them, so that it is a worker's")
   check_policy(cfg)
-  _check_idle(cfg, given)
   real(cfg)
   for name, path in (("copy.path", c.path), ("copy.start", c.start), ("curriculum.tasks", cfg.curriculum.tasks)):
     if path and not os.path.exists(path):
