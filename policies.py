@@ -99,6 +99,8 @@ def restored(run: Any) -> Any:
   if found := run.session.restore(begun(run, abstract=True)):
     facts = run.facts
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
+    if run.mesh.size == 1 and not run.cfg.mesh.offload:
+      found = jax.device_put(found, run.mesh.devices.flat[0])  # bound to it, as learner_lib.compiled leaves what begins
   run.base()  # what adapters join is read by nothing else yet
   return found or begun(run)
 

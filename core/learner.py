@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from core import mesh as mesh_lib
 from core.state import Batch, Scores, TrainState
@@ -130,6 +130,8 @@ def compiled(make: Callable, given: Any, mesh: Mesh, offload: bool = False, **ho
   """jax.jit(make), whose result (a learner) lies as core/mesh.py says. given: what it will be called with, or its shapes; how: for jit."""
   if mesh.size > 1 or offload:
     how["out_shardings"] = mesh_lib.shardings(jax.eval_shape(make, given), mesh, offload)
+  else:  # bound to the device, as a checkpoint's weights are: what is not would be after its first update, which were compiled again
+    how["out_shardings"] = SingleDeviceSharding(mesh.devices.flat[0])
   return jax.jit(make, **how)
 
 

@@ -56,6 +56,14 @@ def _joined(read: Any, rest: Any) -> Any:
   return jax.tree.map(lambda a, b: a + b if isinstance(a, list) else a, read, rest, is_leaf=_in_parts)
 
 
+def _beside(params: Any, made: Any) -> Any:
+  """What is made here, bound to the device that the parameters are bound to, as what programs return is: else they would be compiled
+  once for this and again for that."""
+  leaf = jax.tree.leaves(params)[0]
+  bound = getattr(leaf, "committed", False) and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
+  return jax.device_put(made, leaf.sharding) if bound else made
+
+
 class Engine:
   """A cache of `slots` rows and max(spans) places, and what runs on it.
 
@@ -96,7 +104,7 @@ class Engine:
   def blank(self, params: Any, images: np.ndarray) -> Any:
     """Features that stand for no image: zeros in the shape of one image's."""
     shapes = jax.eval_shape(self.policy.encode_images, params, jax.ShapeDtypeStruct((min(1, len(images)), *images.shape[1:]), images.dtype))
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return _beside(params, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
   def encode(self, params: Any, image: np.ndarray) -> Any:
     """Features of one screenshot, on the device."""
@@ -144,9 +152,7 @@ class Engine:
   def warm_up(self, params: Any, images: np.ndarray, axes: int) -> None:
     """Compiles every program, so that none is while episodes run. images: of any prompt; axes: of its positions. What the slots hold
     is lost."""
-    leaf = jax.tree.leaves(params)[0]
-    if leaf.committed and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding):  # as what programs return will be: else the
-      self.cache = jax.device_put(self.cache, leaf.sharding)  # first of them would be compiled again for it
+    self.cache = _beside(params, self.cache)
     features, none = self.blank(params, images), np.zeros(0, np.int32)
     if len(images):
       self.encode(params, images[0])

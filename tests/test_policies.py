@@ -152,13 +152,16 @@ def test_a_run_that_died_goes_on_bit_for_bit(straight, folders, tmp_path, monkey
   assert plain(straight) == plain(tmp_path / "run")
 
 
-def test_adapters_alone_are_learnt_on_what_can_be_read_and_merged(folders, tmp_path, unmeasured):
-  """A Llama on the phone's text: demonstrations copied, then practice. Checkpoints hold adapters only; the export differs from the folder
-  where adapters are, and its forward pass is that of base and adapters together."""
+def test_adapters_alone_are_learnt_on_what_can_be_read_and_merged(folders, tmp_path, monkeypatch, unmeasured):
+  """A Llama on the phone's text: demonstrations copied, then practice, each update compiled once. Checkpoints hold adapters only; the
+  export differs from the folder where adapters are, and its forward pass is that of base and adapters together."""
+  made, make = [], train.make_update
+  monkeypatch.setattr(train, "make_update", lambda *a, **knobs: made.append(make(*a, **knobs)) or made[-1])
   folder, workdir = folders["llama"], tmp_path / "run"
   more = {"env__text": True, "copy__when": "always", "policy__max_prompt": 300, "policy__max_action": 40, "policy__lora__rank": 2,
           "sampler__sessions__spans": (340,), "practice__updates": 1}  # fmt: skip
   assert train.main(command(folder, workdir, **more)) == 0
+  assert [update._cache_size() for update in made] == [1, 1]
   (row,) = read_jsonl(workdir / "metrics.jsonl")
   assert abs(row["policy/mismatch_kl"]) < 1e-5 and row["episodes/steps"] >= 3
   adapters = learnt(workdir)

@@ -28,9 +28,11 @@ from rollout.feed import Feed
 from rollout.source import Rounds
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 # Small in every size, but the whole loop: copying, four evaluations, practice with updates (the leash moves the weights
 # even where no group teaches), a save at every update, the final table.
 TINY = {
+  "policy.tiny.width": 16, "policy.tiny.layers": 1, "policy.tiny.heads": 2, "policy.tiny.mlp": 2, "policy.tiny.patch_width": 8,
   "copy.demonstrations": 12, "copy.updates": 6, "copy.batch": 16, "practice.updates": 4, "practice.groups": 2, "practice.rounds": 1,
   "practice.slots": 8, "agent.group_size": 4, "agent.minibatch": 64, "agent.dynamic_sampling": False, "eval.tries": 1,
   "eval.every": 2, "env.held_out_tasks": 4, "env.practice_tasks": 4, "env.in_domain_tasks": 2, "save.every": 1, "save.copy_every": 2,
@@ -50,7 +52,7 @@ def newest(workdir: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(tmp_path_factory, compile_quickly):
   workdir = tmp_path_factory.mktemp("straight") / "run"
   assert train.main(command(workdir)) == 0
   return workdir
@@ -183,6 +185,7 @@ def test_a_run_that_dies_again_and_again_equals_a_straight_run_bit_for_bit(strai
   assert_same_run(straight, workdir)
 
 
+@pytest.mark.long
 def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(straight, tmp_path):
   """kill -9 of the trainer just after the first update: the supervisor starts it again. SIGTERM to the supervisor in the evaluation half
   way, SIGINT to train.py alone in its last ones: they save and exit with 75, and the same command goes on, all to the straight run's

@@ -437,7 +437,7 @@ def worst(a, b) -> float:
   return max(jax.tree.leaves(jax.tree.map(gap, a, b)))
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "value"])
+@pytest.mark.parametrize("name", ["grpo", *(pytest.param(name, marks=pytest.mark.long) for name in ("gspo", "value"))])
 def test_micro_batches_leave_the_step_as_it_is(name, tiny_with, tiny_screen):
   policy = tiny_with(**SMALL)
   episodes = forty_records(policy, tiny_screen)
@@ -480,7 +480,7 @@ def main(kind: str) -> None:
   print(json.dumps(gaps))
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", ["widest", pytest.param("the others", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_forced_devices_leave_the_step_as_it_is(kind):
   """Rows spread over 1, 2, 4 and 8 forced CPU devices; a fresh process, for which this file is also the script."""

@@ -289,7 +289,7 @@ def test_every_algorithm_learns_which_button_to_press(name, learnt):
   assert success(learnt(name)) >= 0.9
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "digirl"])
+@pytest.mark.parametrize("name", ["grpo", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "digirl"))])
 def test_nothing_is_learnt_from_shuffled_rewards(name, copied, tmp_path):
   """The same run, but what an episode earned is handed to another episode of its update."""
   rng = np.random.default_rng(1)
@@ -304,6 +304,6 @@ def test_nothing_is_learnt_from_shuffled_rewards(name, copied, tmp_path):
   assert success(practise(name, copied, tmp_path, shuffled)) < 0.75
 
 
-@pytest.mark.parametrize("name", ["grpo", "digirl"])
+@pytest.mark.parametrize("name", ["grpo", pytest.param("digirl", marks=pytest.mark.long)])
 def test_a_seed_decides_everything(name, learnt, copied, tmp_path):
   assert jax.tree.all(jax.tree.map(np.array_equal, learnt(name), practise(name, copied, tmp_path)))

@@ -90,7 +90,7 @@ def main(name):
   print(json.dumps(out))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [c if c == "float32" else pytest.param(c, marks=pytest.mark.long) for c in CASES])
 def test_devices_and_micro_batches_leave_every_gradient(name):
   here = Path(__file__).parent
   env = os.environ | {

@@ -186,7 +186,7 @@ def test_jit_equals_eager_and_vmap_equals_a_loop(name):
   same(jax.vmap(lambda b: value_and_grad(OBJECTIVES[name], b))(stacked), jax.tree.map(lambda *x: np.stack(x), *jitted))
 
 
-@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.long), 5])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_change_neither_loss_nor_gradient(name, parts):
   # ten episodes, cut between episodes; totals are added while scanning over the parts, then divided once

@@ -339,7 +339,7 @@ def test_a_session_that_outgrows_the_cache_is_told_before_anything_is_lost(text)
 @pytest.mark.parametrize("policy, by", [("llama", "hand"), ("qwen2_5_vl", "knob")], indirect=["policy"])
 def test_nothing_compiles_after_the_warm_up(policy, params, by):
   s = sampler(policy, params, warm=by == "knob", temperature=0.9 if by == "knob" else 0.8, **OTHER)  # programs of its own
-  bound = lambda params: jax.device_put(params, jax.devices()[0]) if by == "hand" else params  # as a checkpoint's weights are
+  bound = lambda params: jax.device_put(params, jax.devices()[0])  # as a checkpoint's weights are
   s.load(Weights(bound(params), 0))
   if by == "hand":
     s.warm_up(Game(policy, 1).prompt())
