@@ -6,7 +6,10 @@ them where layers.linear finds them; `merge` adds them into the weights for an e
 
 from __future__ import annotations
 
-import re
+import functools
+import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,17 @@ import ml_collections
 from models.decoder import Leaf
 
 TABLES = ("embed_tokens", "pos_embed")  # looked up, never multiplied
+SECONDS = 5.0  # that a search of policy.lora.targets may take: some expressions would need years
+SEARCH = """
+import json, re, sys
+pattern, names = json.load(sys.stdin)
+try:
+  wanted = re.compile(pattern)
+except (re.error, RecursionError, OverflowError) as e:
+  print(json.dumps(str(e) or type(e).__name__))
+else:
+  print(json.dumps([name for name in names if wanted.search(name)]))
+"""
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -34,14 +48,11 @@ def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
   """
   if cfg.rank < 1:
     raise ValueError(f"policy.lora.rank is {cfg.rank}, wanted 1 or more (0 means: call nothing of this file)")
-  try:
-    wanted = re.compile(cfg.targets)
-  except re.error as e:
-    raise ValueError(f"policy.lora.targets is {cfg.targets!r}, wanted a regular expression: {e}") from e
   maps = _linear_maps(tree)
+  found = _search(cfg.targets, tuple(".".join(path) for path in maps))
   out: dict = {}
   for path, weight in maps.items():
-    if wanted.search(".".join(path)):
+    if ".".join(path) in found:
       front, (rows, cols) = weight.shape[:-2], weight.shape[-2:]
       axes, (row_axis, col_axis) = weight.axes[:-2], weight.axes[-2:]
       if cfg.rank > min(rows, cols):
@@ -54,6 +65,22 @@ def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
   if not out:
     raise ValueError(f"policy.lora.targets {cfg.targets!r} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
   return out
+
+
+@functools.cache
+def _search(pattern: str, names: tuple[str, ...]) -> frozenset[str]:
+  """The names in which the expression is found. In a process of its own: nothing else ends a search that has begun."""
+  asked, how = json.dumps([pattern, names]), {"capture_output": True, "text": True, "timeout": SECONDS, "check": True}
+  try:
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", SEARCH], input=asked, **how).stdout
+  except subprocess.TimeoutExpired as e:
+    raise ValueError(
+      f"policy.lora.targets is {pattern!r}, and a search for it takes more than {SECONDS:g} s: wanted one with fewer repetitions"
+    ) from e
+  found = json.loads(said)
+  if isinstance(found, str):
+    raise ValueError(f"policy.lora.targets is {pattern!r}, wanted a regular expression: {found}")
+  return frozenset(found)
 
 
 def _linear_maps(tree: dict, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Leaf]:

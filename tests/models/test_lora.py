@@ -83,6 +83,8 @@ def test_what_fits_nothing_is_one_line(model):
       lora.leaves(tree, knobs(targets=targets))
   with pytest.raises(ValueError, match=r"lora.targets is '\(', wanted a regular expression: missing \)"):
     lora.leaves(tree, knobs(targets="("))
+  with pytest.raises(ValueError, match="wanted a regular expression: the repetition number is too large"):
+    lora.leaves(tree, knobs(targets="a{99999999999}"))
   with pytest.raises(ValueError, match="lora.rank is 0, wanted 1 or more"):
     lora.leaves(tree, knobs(rank=0))
 
@@ -93,6 +95,13 @@ def test_a_rank_above_a_map_is_one_line(model):
   assert lora.leaves(tree, knobs(rank=24))
   with pytest.raises(ValueError, match=r"policy.lora.rank is 25, wanted at most 24: model.layers.self_attn.k_proj is 24 x 32"):
     lora.leaves(tree, knobs(rank=25))
+
+
+@pytest.mark.parametrize("targets", [r"(\w+\.?)+!", ".*" * 20 + "!"])
+def test_a_search_that_would_never_end_is_one_line(model, monkeypatch, targets):
+  monkeypatch.setattr(lora, "SECONDS", 0.3)
+  with pytest.raises(ValueError, match=r"policy.lora.targets is .*, and a search for it takes more than 0.3 s: wanted one with fewer"):
+    lora.leaves(model[1], knobs(targets=targets))
 
 
 def test_a_merge_keeps_the_dtype_and_rounds_once(model):
