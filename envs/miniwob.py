@@ -208,7 +208,7 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
   tasks = tasks_of(computer, cfg, spread(cfg, count, DEMONSTRATED + seed * 1000))
   env = make(computer, cfg)
   try:
-    return scripted.passing(solve, env, tasks)
+    return scripted.passing(solve, env, tasks, computer)
   finally:
     env.close()
 

@@ -58,7 +58,7 @@ class Pool(Fleet):
       self._pump(0.0)
     if not self._ready and all(s.state == State.QUARANTINED and s.due == LARGE for s in self.slots):
       reasons = "; ".join(f"{s.index}: {s.reason}" for s in self.slots[:8])
-      raise errors.PoolExhausted(f"all {len(self.slots)} computers are quarantined ({reasons})")
+      raise errors.PoolExhausted(f"all {len(self.slots)} computers of {self.spec.computer} are quarantined ({reasons})")
     self._asked = not self._ready or self.leased >= self.cfg.slots
     if self._asked:
       return None

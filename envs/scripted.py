@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from core.schema import SUCCESS, End, Episode, Screen, Step, Task
 from envs.chromium import Refused
 from envs.errors import InfraError
+
+FIRST = 3  # tasks, of which at least one must pass
+SILENT = 30.0  # seconds after which long work says how far it is
 
 
 def play(env: Any, task: Task, said: Iterable[str], checker: str) -> Episode:
@@ -32,18 +36,33 @@ def play(env: Any, task: Task, said: Iterable[str], checker: str) -> Episode:
   )  # fmt: skip
 
 
-def passing(solve: Callable[[Any, Task], Episode], env: Any, tasks: Iterable[Task]) -> list[Episode]:
-  """The solutions of these tasks that pass. One that does not, or in which the page was not as its script has it, or the browser broke, is
-  played once more and then left out: a busy machine loses a click now and then."""
-  out = []
-  for task in tasks:
+def passing(solve: Callable[[Any, Task], Episode], env: Any, tasks: Iterable[Task], computer: str) -> list[Episode]:
+  """The solutions of these tasks that pass. One that does not, or in which the page was not as its script has it, or the computer broke,
+  is played once more and then left out: a busy machine loses a click now and then. Where none of the first tasks passes the environment
+  is broken, and ValueError says so before the rest is played."""
+  tasks, out, why = list(tasks), [], "scored 0, wanted 1"
+  begun = told = time.monotonic()
+  for done, task in enumerate(tasks, 1):
     for _ in range(2):
       try:
         episode = solve(env, task)
       except (Refused, InfraError) as fault:
-        print(f"the scripted solution of {task.id} broke off: {type(fault).__name__}: {fault}"[:300], flush=True)
+        why = f"{type(fault).__name__}: {fault}"
+        print(f"the scripted solution of {task.id} broke off: {why}"[:300], flush=True)
         continue
       if episode.rewards[SUCCESS] >= 1.0:
         out.append(episode)
         break
+    if not out and done == min(FIRST, len(tasks)):
+      names = ", ".join(t.id for t in tasks[:done])
+      raise ValueError(
+        f"environment {computer}: no scripted solution of {names} passes (the last: {why}): mend the environment or its checker"
+      )
+    now = time.monotonic()
+    if now - told > SILENT:
+      told, rate = now, done / (now - begun)
+      left = (len(tasks) - done) / rate
+      print(f"scripted solutions  {done}/{len(tasks)}  {len(out)} passed  {60 * rate:.1f}/min  {left:.0f} s left", flush=True)
+  if len(out) < len(tasks):
+    print(f"{len(tasks) - len(out)} of {len(tasks)} scripted solutions did not pass and are left out", flush=True)
   return out

@@ -236,11 +236,14 @@ def gate(cfg: ml_collections.ConfigDict, tasks: Sequence[Task], computers: Any, 
       write(workdir, record)
     seen.append(f"{record['n_known_good']} scripted solutions pass, {record['n_do_nothing']} tasks do not pass by themselves")
     if why:
-      raise GateClosed(f"not training: {why}; see {path}; --config.gate.known_good=0 --config.gate.do_nothing=0 trains all the same")
+      raise GateClosed(
+        f"not training on {cfg.env.computer}: {why}; see {path}; "
+        "--config.gate.known_good=0 --config.gate.do_nothing=0 trains all the same"
+      )
   found = labels.measured(workdir) if knobs.agreement else None
   if found and found.n >= knobs.labels and found.agreement < knobs.agreement:
     raise GateClosed(
-      f"not training: the grader agrees with {100 * found.agreement:.0f}% of {found.n} hand labels, wanted "
+      f"not training on {cfg.env.computer}: the grader agrees with {100 * found.agreement:.0f}% of {found.n} hand labels, wanted "
       f"{100 * knobs.agreement:.0f}%: mend the grader; --config.gate.agreement=0 trains all the same"
     )
   seen += [f"the grader agrees with {100 * found.agreement:.0f}% of {found.n} hand labels"] if found else []

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import ml_collections
 
-from core.schema import SUCCESS, Episode, Limits, Task
+from core.schema import Episode, Limits, Task
 from envs import actions, images, judges, qemu, scripted
 from envs.canary import Canary, do_nothing, known_good
 from envs.osworld import hand as at_hand
@@ -244,12 +244,12 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
   each = -(-count // len(families))
   columns = [tasks.seeds(family, DEMONSTRATED, False)[::-1] for family in families]  # the last seeds: practice takes the first
   wanted = [(family, column[(i + seed) % len(column)]) for i in range(each) for family, column in zip(families, columns)][:count]
+  solve = lambda env, task: scripted.play(env, task, tasks.script_of(task.family, task.seed), tasks.VERSION)
   env = make(computer, cfg)
   try:
-    played = [scripted.play(env, own_task(computer, cfg, *one), tasks.script_of(*one), tasks.VERSION) for one in wanted]
+    return scripted.passing(solve, env, (own_task(computer, cfg, *one) for one in wanted), computer)
   finally:
     env.close()
-  return [episode for episode in played if episode.rewards[SUCCESS] >= 1.0]
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:

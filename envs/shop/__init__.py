@@ -208,7 +208,7 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
   cfg = cfg or defaults()
   env = make(computer, cfg, clean=True)
   try:
-    return scripted.passing(solve, env, tasks_of(computer, cfg, count, SHOWN_SEED + 10_000 * seed, False))
+    return scripted.passing(solve, env, tasks_of(computer, cfg, count, SHOWN_SEED + 10_000 * seed, False), computer)
   finally:
     env.close()
 

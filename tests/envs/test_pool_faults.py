@@ -65,7 +65,7 @@ def test_a_worker_that_cannot_be_started_is_a_fault_like_others(make):
   pool, world = make(quarantine_faults=3, backoff=0.0)
   world.refuse = True
   world.remotes[0].die()
-  with pytest.raises(errors.PoolExhausted, match="all 1 computers are quarantined .*cannot be started: no memory"):
+  with pytest.raises(errors.PoolExhausted, match="all 1 computers of rogue/one are quarantined .*cannot be started: no memory"):
     pool.lease()
 
 

@@ -142,7 +142,7 @@ def test_knobs_are_checked(name, value):
     shop.check(cfg)
 
 
-def test_demonstrations_that_do_not_pass_or_break_off_are_played_once_more_and_left_out():
+def test_demonstrations_that_do_not_pass_or_break_off_are_played_once_more_and_left_out(capsys):
   """What each task's plays come to, in turn: an error that is raised, or a score."""
   fates = {"a": [1.0], "b": [Refused("no such link"), 1.0], "c": [0.0, 0.0, 1.0], "d": [InfraError("died"), 0.0], "e": [0.0, 1.0]}
   played = []
@@ -159,5 +159,20 @@ def test_demonstrations_that_do_not_pass_or_break_off_are_played_once_more_and_l
     return Played(fate)
 
   tasks = [Task(name, "", "shop/browser", "open", 0, {}, Limits(5)) for name in fates]
-  assert [e.rewards for e in scripted.passing(solve, None, tasks)] == [{SUCCESS: 1.0}] * 3
+  assert [e.rewards for e in scripted.passing(solve, None, tasks, "shop/browser")] == [{SUCCESS: 1.0}] * 3
   assert "".join(played) == "abbccddee"
+  assert capsys.readouterr().out.endswith("2 of 5 scripted solutions did not pass and are left out\n")
+
+
+def test_where_no_scripted_solution_passes_the_environment_is_named_before_the_rest_is_played():
+  """Three tasks, twice each, then an end; five would have been played."""
+  played = []
+
+  def solve(env, task):
+    played.append(task.id)
+    raise InfraError("the browser died")
+
+  tasks = [Task(name, "", "shop/browser", "open", 0, {}, Limits(5)) for name in "abcde"]
+  with pytest.raises(ValueError, match="environment shop/browser: no scripted solution of a, b, c passes .*the browser died"):
+    scripted.passing(solve, None, tasks, "shop/browser")
+  assert "".join(played) == "aabbcc"

@@ -122,7 +122,7 @@ def test_a_computer_that_never_answers_is_a_deadline(tasks):
 
 def test_the_gate_writes_what_it_saw_and_refuses(cfg, tasks, tmp_path):
   popups = envs.sim.popup_rule(cfg.env, 1.0)
-  with pytest.raises(gate.GateClosed, match="not training: 3 of 3 scripted.*--config.gate.known_good=0"):
+  with pytest.raises(gate.GateClosed, match="not training on sim/phone: 3 of 3 scripted.*--config.gate.known_good=0"):
     gate.gate(cfg, tasks, Inside([Deaf("sim/phone", popups)]), tmp_path)
   assert gate.read(tmp_path)["known_good"] == 0.0
   gate.gate(cfg, tasks, Inside([SimEnv("sim/phone", popups)]), tmp_path)
