@@ -171,11 +171,16 @@ class Tokenizer:
       raise ValueError(f"{path} makes {read!r} of {SAMPLE!r}: wanted a tokenizer that keeps its text; download it again")
     if moved:
       raise ValueError(f"{path}: {moved[0]!r} has another id than added_tokens gives it, an entry is missing: download it again")
-    self.template, self.vocab_size = template, max(self._plain.get_vocab().values()) + 1
+    ids = self._plain.get_vocab().values()
+    if len(set(ids)) < len(ids):
+      raise ValueError(f"{path} gives one id to two tokens: download it again")
+    self.template, self.vocab_size = template, max(ids) + 1
     control = {t.content: i for i, t in self._plain.get_added_tokens_decoder().items()}
     needed = {template.end, *re.findall(r"<\|\w+\|>", template.begin + template.open), *(template.image or ())}
     if needed - control.keys():
       raise ValueError(f"{path} lacks {', '.join(sorted(needed - control.keys()))}, which its chat template needs: policy.template?")
+    if loose := sorted(t for t in needed if control[t] in self.encode(t)):
+      raise ValueError(f"{path}: {loose[0]} is read out of plain text, which a task may write: wanted special=true in added_tokens")
     self._control = control
     self._split = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)))
     self.eos_id = control[template.end]

@@ -94,7 +94,7 @@ class ModelConfig:
       family=raw["model_type"], vocab=whole(text, "vocab_size", path), width=width,
       layers=whole(text, "num_hidden_layers", path, LAYERS),
       heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp=whole(text, "intermediate_size", path),
-      eps=_positive(text, "rms_norm_eps", path), max_position=whole(text, "max_position_embeddings", path),
+      eps=_positive(text, "rms_norm_eps", path, below=1), max_position=whole(text, "max_position_embeddings", path),
       tied=_flag(raw, "tie_word_embeddings", path) or _flag(inner, "tie_word_embeddings", path),
       qkv_bias=family.bias == "always" or bias, o_bias=family.bias == "config" and bias, mlp_bias=_flag(text, "mlp_bias", path),
       qk_norm=family.qk_norm, **_rope(text, head_dim, raw["model_type"], path), **_vision(raw, family, path),
@@ -104,9 +104,18 @@ class ModelConfig:
 def json_of(path: pathlib.Path) -> Any:
   """What a JSON file of a checkpoint holds."""
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError, RecursionError) as e:  # ValueError: no JSON, no UTF-8, a number of more digits than Python reads
+    return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+  except (OSError, ValueError, RecursionError) as e:  # ValueError: no JSON or UTF-8, a key twice, a number of too many digits
     raise ValueError(f"{path} is not JSON that can be read: {e}") from e
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """An object of JSON in which no key stands twice: readers differ in which of both they take."""
+  fields = dict(pairs)
+  if len(fields) < len(pairs):
+    names = [name for name, _ in pairs]
+    raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
+  return fields
 
 
 def need(fields: dict, name: str, path: str) -> Any:
@@ -146,10 +155,10 @@ def _flag(fields: dict, name: str, path: str, usual: bool = False) -> bool:
   return usual if value is None else value
 
 
-def _positive(fields: dict, name: str, path: str) -> float:
+def _positive(fields: dict, name: str, path: str, below: float = 1e30) -> float:
   value = need(fields, name, path)
-  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-    raise ValueError(f"{path}: {name} is {told(value)}, wanted a number above 0 and below 1e30")
+  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted a number above 0 and below {below:g}")
   return float(value)
 
 
@@ -171,6 +180,8 @@ def _refuse(text: dict, path: str) -> None:
   """What would change the numbers and is not built."""
   for name, built in (("hidden_act", "silu"), ("use_sliding_window", False), ("partial_rotary_factor", 1.0)):
     only(text, name, built, path)
+  if text.get("quantization_config") is not None:
+    raise ValueError(f"{path} has a quantization_config, and quantised weights are not read: take the checkpoint's unquantised version")
   kinds = text.get("layer_types")
   if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
     raise ValueError(f"{path}: layer_types is {told(kinds)}; only 'full_attention' is built")

@@ -29,6 +29,7 @@ STACKS = ("layers", "blocks", "deepstack_merger_list")  # the keys after which a
 PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("model.visual.", "visual."))
 EMBEDDING = ("model", "embed_tokens", "weight")
 ROWS = 4096  # of a table, read at a time
+LAYER = re.compile("0|[1-9][0-9]{0,8}")  # as checkpoints number them: 00 would be a second name of 0
 COMPUTED = re.compile(r"\.rotary_emb\.inv_freq\Z")  # older saves hold these; they follow from the config
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}  # what an export must not copy: it would be stale
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -89,7 +90,8 @@ def _open(file: pathlib.Path):
   try:
     return safe_open(file, "np")
   except FileNotFoundError as e:
-    raise ValueError(f"{file} is missing, and the checkpoint's index names it; download the folder again") from e
+    why = "it is a link to what is not there" if file.is_symlink() else "the checkpoint's index names it"
+    raise ValueError(f"{file} is missing, and {why}; download the folder again") from e
   except (SafetensorError, OSError) as e:
     raise ValueError(f"{file} is truncated or not a safetensors file ({' '.join(str(e).split())}); download it again") from e
 
@@ -110,7 +112,7 @@ def place(name: str, paths) -> Place | None:
   if path in paths:
     return Place(path, None)
   for i, (key, number) in enumerate(zip(path, path[1:])):
-    if key in STACKS and number.isdecimal() and number.isascii():
+    if key in STACKS and LAYER.fullmatch(number):
       path = path[: i + 1] + path[i + 2 :]
       return Place(path, int(number)) if path in paths else None
   return None
@@ -214,7 +216,8 @@ def _shard(parts: list[Stored], bounds: tuple, stacked: bool, dtype, device, rea
   """The part of a leaf within bounds (begin, end) of every dimension, on a device; the host holds one tensor's slice at a time."""
 
   def piece(part: Stored, inner: tuple) -> jax.Array:
-    out = jax.device_put(read(part, tuple(slice(*b) for b in inner)).astype(dtype, copy=False), device)
+    with np.errstate(over="ignore"):  # it is said below, with the tensor's name
+      out = jax.device_put(read(part, tuple(slice(*b) for b in inner)).astype(dtype, copy=False), device)
     if not _finite(out):
       raise ValueError(f"{part.file}: tensor {part.name} holds NaN or infinity as {np.dtype(dtype)}: take it from its source again")
     return out

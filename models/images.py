@@ -89,14 +89,14 @@ def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int 
     raise ValueError(f"{said['min_pixels']} is {least}, more than the {most} that {said['max_pixels']} is: wanted at most as many")
   sizes = (whole(raw, name, path) for name in ("patch_size", "merge_size"))
   frames = whole(raw, "temporal_patch_size", path) if raw.get("temporal_patch_size") is not None else 0
-  return ImageSpec(*sizes, **pixels, mean=_three(raw, "image_mean", path), std=_three(raw, "image_std", path, above=0), frames=frames)
+  return ImageSpec(*sizes, **pixels, mean=_three(raw, "image_mean", path), std=_three(raw, "image_std", path, above=1e-6), frames=frames)
 
 
 def _three(raw: dict, name: str, path: str, above: float = -1e6) -> tuple[float, ...]:
   """A number for each channel."""
   value = need(raw, name, path)
   if not isinstance(value, list) or len(value) != 3 or not all(type(v) in (int, float) and above < v < 1e6 for v in value):
-    raise ValueError(f"{path}: {name} is {told(value)}, wanted three numbers{'' if above else ' above 0'}, below 1e6")
+    raise ValueError(f"{path}: {name} is {told(value)}, wanted three numbers above {above:g} and below 1e6")
   return tuple(map(float, value))
 
 

@@ -84,11 +84,15 @@ def words(said):
   said["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
 
 
+def doubled(said):
+  said["model"]["vocab"]["!"] = 5
+
+
 def shifted(said):
   said["added_tokens"].pop(0)
 
 
-@pytest.mark.parametrize("change", [vocabulary, prefixed, silenced, words, shifted])
+@pytest.mark.parametrize("change", [vocabulary, prefixed, silenced, words, shifted, doubled])
 def test_a_tokenizer_that_loses_text_or_panics_or_renumbers_is_one_line(tmp_path, change):
   said = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
   change(said)
@@ -96,6 +100,14 @@ def test_a_tokenizer_that_loses_text_or_panics_or_renumbers_is_one_line(tmp_path
   with pytest.raises(ValueError, match="tokenizer.json.*download it again") as e:
     Tokenizer(tmp_path, TEMPLATES["chatml"])
   assert "\n" not in str(e.value)
+
+
+def test_a_control_token_that_a_goal_could_write_is_one_line(tmp_path):
+  said = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+  next(t for t in said["added_tokens"] if t["content"] == "<|im_end|>")["special"] = False
+  (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+  with pytest.raises(ValueError, match=r"tokenizer.json: <\|im_end\|> is read out of plain text, which a task may write: wanted special"):
+    Tokenizer(tmp_path, TEMPLATES["chatml"])
 
 
 # -- layouts

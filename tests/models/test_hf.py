@@ -148,7 +148,7 @@ def own_head(t):
 
 BROKEN = {
   "tensor model.norm.weight is the same part as model.language_model.norm.weight of model.safetensors": twin,
-  "tensor model.layers.1.mlp.up_proj.weight is the same part as model.layers.01.mlp.up_proj.weight": counted,
+  "tensor model.layers.01.mlp.up_proj.weight has no place": counted,
   "tensor model.layers.\u00b2.mlp.up_proj.weight has no place": squared,
   "tensor lm_head.weight differs from model.embed_tokens.weight, and config.json's tie_word_embeddings says": own_head,
   "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity": sick,

@@ -138,8 +138,8 @@ STRANGE = [
   (RAW | {"image_mean": 0.5}, "image_mean is 0.5, wanted three numbers"),
   (RAW | {"image_mean": "x"}, "image_mean is 'x', wanted three numbers"),
   (RAW | {"image_mean": ["a", "b", "c"]}, "image_mean is ['a', 'b', 'c'], wanted three numbers"),
-  (RAW | {"image_std": [1, 0, 1]}, "image_std is [1, 0, 1], wanted three numbers above 0"),
-  (RAW | {"image_std": [1, float("nan"), 1]}, "image_std is [1, nan, 1], wanted three numbers above 0"),  # Python's JSON has one
+  (RAW | {"image_std": [1, 0, 1]}, "image_std is [1, 0, 1], wanted three numbers above 1e-06 and below 1e6"),
+  (RAW | {"image_std": [1, float("nan"), 1]}, "image_std is [1, nan, 1], wanted three numbers above"),  # Python's JSON has one
   (RAW | {"patch_size": 0}, "patch_size is 0, wanted a whole number of 1 or more"),
   (RAW | {"merge_size": "2"}, "merge_size is '2', wanted a whole number of 1 or more"),
   (RAW | {"do_resize": False}, "do_resize is False; only True is built"),
@@ -152,7 +152,7 @@ STRANGE = [
   (RAW | {"temporal_patch_size": "2"}, "temporal_patch_size is '2', wanted a whole number"),
   (RAW | {"min_pixels": 0}, "min_pixels is 0, wanted a whole number of 1 or more"),
   (RAW | {"size": []}, "size is [], wanted an object of fields"),
-  (RAW | {"image_mean": [0, 1e300, 0]}, "image_mean is [0, 1e+300, 0], wanted three numbers, below 1e6"),
+  (RAW | {"image_mean": [0, 1e300, 0]}, "image_mean is [0, 1e+300, 0], wanted three numbers above -1e+06 and below 1e6"),
   (RAW | {"max_pixels": 2**26 + 1}, "max_pixels is 67108865, wanted a whole number of 1 or more, at most 67108864"),
   (RAW | {"max_pixels": 1e6}, "max_pixels is 1000000.0, wanted a whole number of 1 or more"),
 ]

@@ -94,6 +94,8 @@ BAD = {
   "layer_types is ['sliding_attention', 'full_attention']; only 'full_attention' is built": {
     "layer_types": ["sliding_attention", "full_attention"]
   },
+  "has a quantization_config, and quantised weights are not read": {"quantization_config": {"bits": 4}},
+  "rms_norm_eps is 5, wanted a number above 0 and below 1": {"rms_norm_eps": 5},
   "layer_types is 5; only 'full_attention' is built": {"layer_types": 5},
   "rope_scaling is [], wanted an object of fields": {"rope_scaling": []},
   "use_sliding_window is 0; only False is built": {"use_sliding_window": 0},
@@ -175,9 +177,10 @@ def test_a_tower_that_cannot_be_built_is_one_line(tower):
   ("text", "line"),
   [
     ("{", "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"a": ' + "9" * 5000 + "}", "is not JSON"), ("[1]", "model_type is"),
+    ('{"a": {"b": 1, "b": 2}}', "is not JSON that can be read: 'b' stands twice in one object"),
     (None, "does not exist: wanted a checkpoint folder"),
   ],
-  ids=["cut", "deep", "long", "list", "none"],
+  ids=["cut", "deep", "long", "list", "twice", "none"],
 )  # fmt: skip
 def test_a_file_that_is_none(tmp_path, text, line):
   if text is not None:
