@@ -10,6 +10,8 @@ import numpy as np
 from core.schema import Credit, Episode, TokenRecord
 from core.state import Batch, StepBatch
 
+MOST = 2**24  # tokens of a row
+
 
 @dataclasses.dataclass
 class PackItem:
@@ -112,6 +114,8 @@ def shape_for(
   blocks: equal parts that rows, images and episodes are split into; tokens_multiple: of a row, images_multiple: of a part's images.
   What is added for them is padding."""
   row_tokens = row_tokens or -(-longest // tokens_multiple) * tokens_multiple
+  if row_tokens > MOST:
+    raise ValueError(f"pack.row_tokens is {row_tokens}, wanted at most {MOST}: no machine has the memory")
   if longest > row_tokens:
     raise ValueError(f"pack.row_tokens is {row_tokens}: the longest record of this policy has {longest} tokens")
   if row_tokens % tokens_multiple:

@@ -7,7 +7,6 @@ by `load` or, where adapters alone are learnt, by `base`.
 from __future__ import annotations
 
 import functools
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -113,8 +112,10 @@ def _refuse(cfg: ml_collections.ConfigDict, model: ModelConfig) -> None:
     )
   if cfg.attention == "cudnn" and cfg.dtype != "bfloat16":
     raise ValueError(f"policy.attention is 'cudnn', a kernel of 16-bit numbers: wanted policy.dtype=bfloat16, it is {cfg.dtype}")
-  if cfg.lora.rank < 0 or not 0 < cfg.lora.alpha < math.inf:
-    raise ValueError(f"policy.lora.rank, alpha are {cfg.lora.rank}, {cfg.lora.alpha}: wanted a rank of 0 (off) or more, an alpha above 0")
+  if cfg.lora.rank < 0 or not 0 < cfg.lora.alpha <= 1e6:
+    raise ValueError(
+      f"policy.lora.rank, alpha are {cfg.lora.rank}, {cfg.lora.alpha}: wanted a rank of 0 (off) or more, an alpha above 0, at most 1e6"
+    )
   if cfg.features_kept < 0:
     raise ValueError(f"policy.features_kept is {cfg.features_kept}, wanted 0 (off) or more")
   if not 0 < cfg.lr < 1:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from models.config import told
 from models.decoder import Leaf
 
 TABLES = ("embed_tokens", "pos_embed")  # looked up, never multiplied
@@ -63,7 +64,7 @@ def leaves(tree: dict, cfg: ml_collections.ConfigDict) -> dict:
       node["lora_a"] = Leaf((*front, cfg.rank, cols), (*axes, None, col_axis), cols**-0.5)
       node["lora_b"] = Leaf((*front, rows, cfg.rank), (*axes, row_axis, None), 0.0)
   if not out:
-    raise ValueError(f"policy.lora.targets {cfg.targets!r} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
+    raise ValueError(f"policy.lora.targets {told(cfg.targets)} fits none of the linear maps: {', '.join('.'.join(p) for p in maps)}")
   return out
 
 
@@ -75,11 +76,11 @@ def _search(pattern: str, names: tuple[str, ...]) -> frozenset[str]:
     said = subprocess.run([sys.executable, "-I", "-S", "-c", SEARCH], input=asked, **how).stdout
   except subprocess.TimeoutExpired as e:
     raise ValueError(
-      f"policy.lora.targets is {pattern!r}, and a search for it takes more than {SECONDS:g} s: wanted one with fewer repetitions"
+      f"policy.lora.targets is {told(pattern)}, and a search for it takes more than {SECONDS:g} s: wanted one with fewer repetitions"
     ) from e
   found = json.loads(said)
   if isinstance(found, str):
-    raise ValueError(f"policy.lora.targets is {pattern!r}, wanted a regular expression: {found}")
+    raise ValueError(f"policy.lora.targets is {told(pattern)}, wanted a regular expression: {found}")
   return frozenset(found)
 
 
