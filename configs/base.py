@@ -96,8 +96,11 @@ def saved(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
     raise ValueError(f"the config.json of {workdir} has no {error.args[0]}: another version wrote it, and what ran is not known") from error
   if lacking := _lacking(cfg.to_dict(), then, ""):
     print(f"{workdir} was made before there was {', '.join(lacking)}: the defaults stand for what it lacks", flush=True)
-  with cfg.unlocked():
-    cfg.update(then)
+  try:
+    with cfg.unlocked():
+      cfg.update(then)
+  except TypeError as error:
+    raise ValueError(f"the config.json of {workdir} has a knob of another type than it can have: {error}") from error
   return cfg
 
 

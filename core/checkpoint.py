@@ -373,8 +373,8 @@ def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool,
   extra = [n for n in extra if not partial or whole and n.startswith(f"{whole}/")]
   if extra:
     raise Misfit(
-      f"checkpoint {saved.path} has leaf {extra[0]}{_more(extra)}, which the target does not have; "
-      "partial=True leaves such leaves out"
+      f"checkpoint {saved.path} has leaf {extra[0]}{_more(extra)}, which the target does not have"
+      + ("" if partial else "; partial=True leaves such leaves out")
     )
   for name, x in named:
     got, want = entries[name], (list(x.shape), str(x.dtype))

@@ -198,7 +198,7 @@ def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
     config = json.loads(path.read_text())["config"]
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise ConfigError(f"{path} cannot be read ({one_line(e)}): give the folder of a run that train.py made") from e
-  if not isinstance(config, dict) or not {"agent", "env", "policy"} <= config.keys():
+  if not isinstance(config, dict) or not all(isinstance(config.get(part), dict) for part in ("agent", "env", "policy")):
     raise ConfigError(f"{path} holds no config of a run: give the folder of a run that train.py made")
   return config
 

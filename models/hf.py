@@ -283,6 +283,8 @@ def merge(folders: list[str], weights: list[float], out: str | os.PathLike) -> N
     strange = sorted(known[0].keys() ^ other.keys()) or [n for n in other if other[n].shape != known[0][n].shape]
     if strange:
       raise ValueError(f"{folder} and {folders[0]} differ in tensor {strange[0]}: only checkpoints of one shape can be merged")
+  if odd := next((one for all_of in known for one in all_of.values() if one.dtype not in DTYPES), None):
+    raise ValueError(f"{odd.file}: tensor {odd.name} is {odd.dtype}: only floats can be merged, {', '.join(DTYPES)}")
 
   def tensor(one: Stored) -> np.ndarray | None:
     if COMPUTED.search(one.name):
@@ -303,17 +305,20 @@ def _on_host(x) -> np.ndarray:
   return np.asarray(x)
 
 
-def unwritten(out: str | os.PathLike) -> None:
-  """ValueError where there is something at `out` already."""
-  if pathlib.Path(out).exists():
+def unwritten(out: str | os.PathLike, *sources: str | os.PathLike) -> None:
+  """ValueError where there is something at `out` already, be it a link to nothing, or where it would stand inside one of the sources."""
+  if os.path.lexists(os.path.abspath(out)):
     raise ValueError(f"{out} exists already; remove it or give the export another name")
+  for source in sources:
+    if pathlib.Path(out).resolve().is_relative_to(pathlib.Path(source).resolve()):
+      raise ValueError(f"{out} is inside {source}, which is copied to it: give the export a place of its own")
 
 
 def _write(source, known: dict[str, Stored], out, tensor: Callable) -> None:
   """The folder, whole or not at all: files of weights with new numbers, all other files copied."""
   source, out = pathlib.Path(source), pathlib.Path(out)
   first = jax.process_index() == 0
-  unwritten(out)
+  unwritten(out, source)
   temp = out.with_name(f".{out.name}.part")
   if first:
     shutil.rmtree(temp, ignore_errors=True)

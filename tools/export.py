@@ -23,12 +23,16 @@ from models.checkpoint import leaves
 
 def export_run(workdir: str, out: str, base: str = "", step: int | None = None) -> str:
   """Writes a run's policy to `out`; returns one line that says what was written. base: "" = the checkpoint the run began from."""
-  cfg = ml_collections.ConfigDict(config_lib.read_config(workdir))
-  base = base or cfg.policy.get("checkpoint", "")
+  knobs = ml_collections.ConfigDict({"checkpoint": "", "lora": lora.defaults()})
+  said = config_lib.read_config(workdir)["policy"]
+  try:
+    knobs.update({name: said[name] for name in knobs if name in said})
+  except (TypeError, AttributeError) as e:
+    raise ValueError(f"the config.json of {workdir} has a policy.checkpoint or policy.lora of another type than they can have: {e}") from e
+  base, knobs = base or knobs.checkpoint, knobs.lora
   if not base:
     raise ValueError(f"{workdir} began from no checkpoint (the embedded policy); --base=FOLDER names one whose shape it has")
   tree = leaves(base)
-  knobs = cfg.policy.get("lora", lora.defaults())
   trained = lora.leaves(tree, knobs) if knobs.rank else tree
   with Checkpointer(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     target = {"states": {"policy": {"params": decoder.abstract(trained, jnp.float32)}}}
@@ -66,9 +70,11 @@ def main() -> None:
   parser.add_argument("--step", type=int, help="the saved step; the newest otherwise")
   args = parser.parse_args()
   try:
+    if args.merge and (args.base or args.step is not None):
+      raise ValueError("--base and --step say what --workdir is exported with: leave them out with --merge")
     hf.unwritten(args.out)  # before anything is read
     said = merge(args.merge, args.out) if args.merge else export_run(args.workdir, args.out, args.base, args.step)
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, OSError) as e:
     parser.exit(2, f"{' '.join(str(e).split())}\n")
   print(said)
 

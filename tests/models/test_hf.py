@@ -291,6 +291,12 @@ def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(folder,
   params = hf.load(folder, leaves(folder))
   with pytest.raises(ValueError, match="exists already"):
     hf.export(params, folder, folder)
+  (tmp_path / "link").symlink_to(tmp_path / "gone")
+  with pytest.raises(ValueError, match="link exists already"):
+    hf.export(params, folder, tmp_path / "link")
+  (tmp_path / "link").unlink()
+  with pytest.raises(ValueError, match=f"{folder}/out is inside {folder}, which is copied to it"):
+    hf.export(params, folder, folder / "out")
   wide = jax.tree.map(lambda a: jnp.zeros((*a.shape, 2)), params)
   with pytest.raises(ValueError, match=r"tensor \S+ is \[.*\] in the source, the parameters have"):
     hf.export(wide, folder, tmp_path / "out")
@@ -315,6 +321,10 @@ def test_merge_is_the_weighted_sum(folder, tmp_path):
     hf.merge([folder, tmp_path / "other"], [0.5, 0.6], tmp_path / "more")
   with pytest.raises(ValueError, match="adding up to 1"):
     hf.merge([folder, tmp_path / "other"], [float("nan"), float("nan")], tmp_path / "more")
+  for name in (folder, tmp_path / "other"):
+    rewrite(name, lambda t: t.update({"model.norm.weight": np.ones(32, np.int8)}))
+  with pytest.raises(ValueError, match="tensor model.norm.weight is I8: only floats can be merged"):
+    hf.merge([folder, tmp_path / "other"], [0.5, 0.5], tmp_path / "more")
   with pytest.raises(ValueError, match="differ in tensor .*: only checkpoints of one shape"):
     hf.merge([folder, GOLDEN / "qwen3"], [0.5, 0.5], tmp_path / "more")
 

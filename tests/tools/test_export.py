@@ -70,6 +70,7 @@ def test_merge_by_the_command_line(tmp_path, monkeypatch):
   [
     (["--merge", "a", "b=1"], "--merge got 'a', wanted FOLDER=WEIGHT"),
     (["--merge", "a=1"], "wanted two or more"),
+    (["--merge", f"{GOLDEN}=0.5", f"{GOLDEN}=0.5", "--step", "0"], "--base and --step say what --workdir is exported with"),
     (["--workdir", "nowhere"], "nowhere/config.json cannot be read"),
   ],
 )
@@ -92,6 +93,16 @@ def test_another_base_than_the_run_began_from_is_one_line(monkeypatch, capsys, t
   assert e.value.code == 2 and said.count("\n") == 1 and not (tmp_path / "out").exists()
   assert f"{base} has not the shape of the policy in {tmp_path / 'run'} (" in said
   assert "): give --base=FOLDER, the checkpoint it began from" in said
+
+
+@pytest.mark.parametrize(
+  "policy", [{"lora": 5}, {"lora": {"rank": "x"}}, {"lora": {"rank": 1, "alpha": "a"}}, {"checkpoint": 5}], ids=str
+)
+def test_a_run_whose_config_was_tampered_with_is_one_line(monkeypatch, capsys, tmp_path, policy):
+  with pytest.raises(SystemExit) as e:
+    command(monkeypatch, "--workdir", run(tmp_path, {"w": jnp.ones(2)}, **policy), "--out", tmp_path / "out")
+  said = capsys.readouterr().err
+  assert e.value.code == 2 and said.count("\n") == 1 and f"config.json of {tmp_path}/run has a policy.checkpoint or policy.lora of" in said
 
 
 def test_the_embedded_policy_has_no_checkpoint_to_follow(tmp_path):
