@@ -359,6 +359,7 @@ def load(spec: str) -> Subject:
   with Checkpointer(folder) as checkpoints:
     target = {"states": {"policy": {"params": jax.eval_shape(world.policy.init, jax.random.key(0))}}}
     tree, host, step = checkpoints.restore(target, int(which) if which.isdecimal() else None, partial=True)
+  policies.same_base(host["facts"], cfg.policy.checkpoint, workdir)
   weights = Weights(tree["states"]["policy"]["params"], host["facts"]["version"])
   world.base()  # what adapters join is read, and refused, before a computer starts
   return Subject(workdir, "copied" if which == "copied" else str(step), cfg, world, weights)

@@ -15,6 +15,7 @@ import ml_collections
 from core import hosts
 from core import learner as learner_lib
 from core import mesh as mesh_lib
+from models import hf
 from models.base import Policy
 from models.chat import SPACE_OF
 from rollout import sessions as sessions_lib
@@ -96,13 +97,23 @@ def stepped(knobs: ml_collections.ConfigDict) -> dict[str, Any]:
 def restored(run: Any) -> Any:
   """What a run of train.py learns: as it was saved last, or as it begins. ValueError where a checkpoint's tensor holds no numbers: this
   reads every one that the run will use. It comes before computers are started, which takes longer, and holds machines."""
+  folder = run.cfg.policy.checkpoint
   if found := run.session.restore(begun(run, abstract=True)):
     facts = run.facts
+    same_base(facts, folder, run.workdir)
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
     if run.mesh.size == 1 and not run.cfg.mesh.offload:
       found = jax.device_put(found, run.mesh.devices.flat[0])  # bound to it, as learner_lib.compiled leaves what begins
+  run.facts["base"] = hf.fingerprint(folder) if folder else ""
   run.base()  # what adapters join is read by nothing else yet
   return found or begun(run)
+
+
+def same_base(facts: Mapping[str, Any], folder: str, workdir: Any) -> None:
+  """ValueError where a run began from other weights than now stand in its checkpoint's folder: adapters would join another model."""
+  began = facts.get("base", "")  # of a run that was made before this was noted, nothing can be said
+  if folder and began and began != hf.fingerprint(folder):
+    raise ValueError(f"{folder} holds other weights than {workdir} began from: put those back, or begin anew with --fresh")
 
 
 def begun(run: Any, abstract: bool = False) -> Any:

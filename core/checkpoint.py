@@ -419,6 +419,8 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
   """The manifest, with every file it names seen to be there in full length."""
   try:
     manifest = json.loads((path / "manifest.json").read_bytes())
+    _ = [manifest[name] for name in ("serial", "step", "processes", "score")]
+    _ = [[e[name] for name in ("name", "shape", "dtype", "stored_shape", "stored_dtype")] for e in manifest["leaves"]]
     short = [n for n, e in manifest["files"].items() if (path / n).stat().st_size != e["bytes"]]
   except FileNotFoundError as e:
     raise Damaged(f"{os.path.relpath(e.filename, path)} is missing") from e

@@ -182,9 +182,15 @@ def test_adapters_alone_are_learnt_on_what_can_be_read_and_merged(folders, tmp_p
   np.testing.assert_allclose(say(together), say(merged), atol=1e-4)
   assert np.abs(np.asarray(say(merged)) - np.asarray(say(world.base()))).max() > 1e-2
   shutil.copytree(folder, tmp_path / "ck")
-  weights(lambda t: t["model.norm.weight"].fill(np.inf))(tmp_path / "ck")
   (workdir / "config.json").write_text((workdir / "config.json").read_text().replace(str(folder), str(tmp_path / "ck")))
-  with pytest.raises(ValueError, match="ck/model.safetensors: tensor model.norm.weight holds NaN or infinity"):
+  weights(lambda t: t["model.norm.weight"].fill(2))(tmp_path / "ck")
+  for read in (evaluate.load, lambda run: export.export_run(run, str(tmp_path / "again"))):
+    with pytest.raises(ValueError, match=f"ck holds other weights than {workdir} began from: put those back, or begin anew"):
+      read(str(workdir))
+  assert train.main(command(tmp_path / "ck", workdir, **more | {"policy__instruction": folder / "instruction.txt"})) == 2
+  weights(lambda t: t.update(load_file(folder / "model.safetensors")))(tmp_path / "ck")
+  weights(lambda t: t["model.layers.1.mlp.up_proj.weight"].__setitem__((-1, -1), np.inf))(tmp_path / "ck")
+  with pytest.raises(ValueError, match="ck/model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity"):
     evaluate.load(str(workdir))  # evaluate.py, before it starts a computer
 
 

@@ -15,6 +15,7 @@ import pathlib
 import jax.numpy as jnp
 import ml_collections
 
+import policies
 from core import config as config_lib
 from core.checkpoint import Checkpointer, Misfit
 from models import decoder, hf, lora
@@ -29,7 +30,7 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
     knobs.update({name: said[name] for name in knobs if name in said})
   except (TypeError, AttributeError) as e:
     raise ValueError(f"the config.json of {workdir} has a policy.checkpoint or policy.lora of another type than they can have: {e}") from e
-  base, knobs = base or knobs.checkpoint, knobs.lora
+  began, base, knobs = "" if base else knobs.checkpoint, base or knobs.checkpoint, knobs.lora
   if not base:
     raise ValueError(f"{workdir} began from no checkpoint (the embedded policy); --base=FOLDER names one whose shape it has")
   tree = leaves(base)
@@ -41,6 +42,7 @@ def export_run(workdir: str, out: str, base: str = "", step: int | None = None) 
     except Misfit as e:
       hint = "give --base=FOLDER, the checkpoint it began from"
       raise ValueError(f"{base} has not the shape of the policy in {workdir} ({e}): {hint}") from e
+  policies.same_base(host["facts"], began, workdir)
   params = restored["states"]["policy"]["params"]
   hf.export(lora.merge(hf.load(base, tree, dtype=jnp.float32), params, knobs) if knobs.rank else params, base, out)
   return f"{out}: policy version {host['facts']['version']} of {workdir} (checkpoint {step}), files as in {base}"

@@ -204,7 +204,7 @@ def damage(path, how):
   elif how == "half a manifest":
     (path / "manifest.json").write_text((path / "manifest.json").read_text()[:40])
   elif how == "manifest of another kind":
-    (path / "manifest.json").write_text("[1, 2]")
+    (path / "manifest.json").write_text((path / "manifest.json").read_text().replace('"leaves": [', '"leaves": ["x", '))
   elif how == "empty folder":
     shutil.rmtree(path)
     path.mkdir()
