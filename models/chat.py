@@ -353,6 +353,8 @@ def instruction(tokenizer: Tokenizer, grammar: str, space: str, size: tuple[int,
 
 def _from_file(path: str) -> str:
   try:
+    if pathlib.Path(path).is_fifo() or pathlib.Path(path).is_char_device():
+      raise OSError("a pipe or a device, which may have no end")
     text = pathlib.Path(path).read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as e:
     raise ValueError(

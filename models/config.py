@@ -103,6 +103,8 @@ class ModelConfig:
 
 def json_of(path: pathlib.Path) -> Any:
   """What a JSON file of a checkpoint holds."""
+  if not path.is_file():
+    raise ValueError(f"{path} is no file: a folder, a pipe or a link that leads nowhere")
   try:
     return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
   except (OSError, ValueError, RecursionError) as e:  # ValueError: no JSON or UTF-8, a key twice, a number of too many digits

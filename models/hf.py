@@ -100,6 +100,8 @@ def _indexed(index: pathlib.Path) -> dict[str, str]:
 
 
 def _open(file: pathlib.Path):
+  if file.exists() and not file.is_file():  # a pipe would be waited for
+    raise ValueError(f"{file} is no file: wanted a shard of the checkpoint, or nothing of that name")
   try:
     return safe_open(file, "np")
   except FileNotFoundError as e:

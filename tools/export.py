@@ -18,6 +18,7 @@ import ml_collections
 import policies
 from core import config as config_lib
 from core.checkpoint import Checkpointer, Misfit
+from core.host import out_of_memory
 from models import decoder, hf, lora
 from models.checkpoint import leaves
 
@@ -78,6 +79,10 @@ def main() -> None:
     said = merge(args.merge, args.out) if args.merge else export_run(args.workdir, args.out, args.base, args.step)
   except (ValueError, OSError) as e:
     parser.exit(2, f"{' '.join(str(e).split())}\n")
+  except (RuntimeError, MemoryError) as e:
+    if not (line := out_of_memory(e)):
+      raise
+    parser.exit(1, f"{line}\n")
   print(said)
 
 

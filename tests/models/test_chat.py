@@ -2,6 +2,7 @@
 (tests/golden/chat, made by tests/parity/test_vl_models.py, which compares the same layouts with transformers' templates)."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -263,11 +264,13 @@ def test_instruction_from_a_file_and_what_is_refused(tok, tmp_path):
   (tmp_path / "good.txt").write_text("Go: {goal}.")
   (tmp_path / "bad.txt").write_text("Go.")
   (tmp_path / "odd.txt").write_text("In {language}: {goal}")
+  os.mkfifo(tmp_path / "pipe")
   (tmp_path / "binary").write_bytes(b"\xff\xfe{goal}\x00")
   assert instruction(tok, "anything", "", which=str(tmp_path / "good.txt")) == "Go: {goal}."
   for name, line in (
     ("bad.txt", r"policy.instruction, \S+bad.txt, has \{goal\} 0 times, wanted once"),
     ("odd.txt", r"policy.instruction, \S+odd.txt, has \{language\} in it, which nothing fills"),
+    ("pipe", r"policy.instruction is \S+pipe, which cannot be read as text \(a pipe or a device, which may have no end\)"),
     ("gone.txt", r"policy.instruction is \S+gone.txt, which cannot be read as text \(.*No such file.*\): wanted plain, uitars, or a text"),
     ("binary", r"policy.instruction is \S+binary, which cannot be read as text \(.*can't decode.*\): wanted plain, uitars, or a text"),
     ("", r"policy.instruction is \S+, which cannot be read as text \(.*directory.*\): wanted plain"),

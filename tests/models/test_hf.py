@@ -217,7 +217,15 @@ def a_folder(folder):
   """Passed over, two shards would be read as if no index had come with them."""
   (folder / "model.safetensors.index.json").unlink()
   (folder / "model.safetensors.index.json").mkdir()
-  return "model.safetensors.index.json is not JSON that can be read"
+  return "model.safetensors.index.json is no file"
+
+
+def a_pipe(folder):
+  """A read of it would never end."""
+  shard = next(folder.glob("*2-of-*"))
+  shard.unlink()
+  os.mkfifo(shard)
+  return "00002-of-00002.safetensors is no file"
 
 
 def mapped(change):
@@ -276,7 +284,7 @@ def empty(folder):
 
 
 @pytest.mark.parametrize("breaking", [
-  truncate, lose, lie, garble, pairs, no_map, a_folder, number, elsewhere, blank, unlisted, unheld, double, empty,
+  truncate, lose, lie, garble, pairs, no_map, a_folder, a_pipe, number, elsewhere, blank, unlisted, unheld, double, empty,
 ])  # fmt: skip
 def test_files_that_are_broken_are_named(folder, breaking):
   tree = leaves(folder)
