@@ -186,7 +186,6 @@ def test_a_run_that_dies_again_and_again_equals_a_straight_run_bit_for_bit(strai
   assert_same_run(straight, workdir)
 
 
-@pytest.mark.long
 def test_signals_and_kill_9_again_and_again_under_a_supervisor_and_without(straight, tmp_path):
   """kill -9 of the trainer just after the first update: the supervisor starts it again. SIGTERM to the supervisor in the evaluation half
   way, SIGINT to train.py alone in its last ones: they save and exit with 75, and the same command goes on, all to the straight run's
@@ -276,7 +275,7 @@ BAD = [
   (["--config.policy.tiny.heads=0"], "heads"),
   (["--config.policy.tiny.stride=0"], "stride"),
   (["--config.policy.tiny.width=-64"], "width"),
-  (["--config.policy.tiny.max_action=2"], "max_action"),
+  (["--config.policy.tiny.max_action=2", "--config.copy.demonstrations=4"], "max_action"),
   (["--config.policy.name=small"], "policy.name"),
   (["--config.env.computer=sim/tablet"], "sim/phone or sim/desktop"),
   (["--config.seed=9223372036854775807"], "seed"),

@@ -254,7 +254,7 @@ class Archive(http.server.BaseHTTPRequestHandler):
 
 def test_prefetch_fills_the_store_and_says_what_it_could_not_have(tmp_path, capsys):
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Archive)
-  threading.Thread(target=server.serve_forever, daemon=True).start()
+  threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
   try:
     base = f"http://127.0.0.1:{server.server_address[1]}"
     good, gone, short, local = f"{base}/x/a%20b.txt", f"{base}/gone.txt", f"{base}/short.txt", "file:///etc/passwd"
@@ -296,7 +296,7 @@ def test_a_server_that_trickles_is_given_up(tmp_path, monkeypatch):
   monkeypatch.setattr("envs.osworld.files.MOST_SECONDS", 0.5)
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
   server.daemon_threads = True
-  threading.Thread(target=server.serve_forever, daemon=True).start()
+  threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
   try:
     began, url = time.monotonic(), f"http://127.0.0.1:{server.server_address[1]}/slow.txt"
     failed = Files(store=str(tmp_path)).prefetch([url], print)

@@ -101,7 +101,7 @@ def test_an_environments_judge_asks_it_over_http(reader, monkeypatch):
   monkeypatch.setenv("no_proxy", "127.0.0.1")
   monkeypatch.setattr(reader, "likely", lambda messages: [{"token": " Yes", "logprob": -0.1}, {"token": "NO", "logprob": -2.4}])
   with serve.Server(reader, handler=serve_judge.Handler) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     cfg = judges.defaults()
     cfg.update({"kind": "endpoint", "base_url": f"{server.url}/v1", "model": "text", "form": "yes_no"})
     judge, task = judges.make(cfg), Task("t", "open it", "sim/phone", "f", 0, {}, Limits(3))

@@ -44,7 +44,7 @@ class Site:
   def __init__(self, workdir):
     self.app = EpisodePage(workdir, "right", by="ann")
     self.server = make_server("127.0.0.1", 0, self.app, threaded=True, request_handler=Handler)
-    self.thread = threading.Thread(target=self.server.serve_forever)
+    self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
     self.thread.start()
     self.origin = f"http://127.0.0.1:{self.server.port}"
     self.bare = httpx2.Client(base_url=self.origin, timeout=30)

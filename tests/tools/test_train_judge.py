@@ -101,7 +101,7 @@ def test_from_a_workdir_to_an_endpoint_that_environments_ask(workdir, tiny_polic
   assert "always the commoner verdict" in train_judge.report(got, about)
   monkeypatch.setenv("no_proxy", "127.0.0.1")
   with serve.Server(serve_judge.load(workdir), handler=serve_judge.Handler) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     cfg = judges.defaults()
     cfg.update({"kind": "endpoint", "base_url": f"{server.url}/v1", "model": "trained", "form": "yes_no"})
     judge, task = judges.make(cfg), Task("t", "open the red mug", "sim/phone", "f", 0, {}, Limits(3))
