@@ -30,12 +30,13 @@ def keep_freed_memory() -> bool:
 
 
 def use_compile_cache(directory: str) -> None:
-  """A second start takes its compiled programs from here. Empty = off."""
+  """A second start takes its compiled programs from here: those that took a tenth of a second, or as long as jax was told already, where
+  that is less. Empty = off."""
   if directory:
     import jax  # here: whoever only holds a folder must not hold devices
 
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min(0.1, jax.config.jax_persistent_cache_min_compile_time_secs))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 

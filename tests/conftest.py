@@ -16,13 +16,15 @@ def pytest_configure(config):
   """One folder of compiled programs for all processes of this run of the tests: most of its time would go into compiling the same ones."""
   if COMPILED not in os.environ:  # the workers of xdist and train.py as a child inherit it
     folder = os.environ[COMPILED] = tempfile.mkdtemp(prefix="practice-tests-")
-    os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1", JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0")
+    # Small ones too: modules that compile quickly hand none on, and every one has the same few hundred of single operations.
+    os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.01", JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0")
     config.add_cleanup(lambda: (os.environ.pop(COMPILED), shutil.rmtree(folder, ignore_errors=True)))
 
 
 # The files that take longest begin first, or one worker of xdist is left alone with them in the end.
-LONGEST = ["test_train", "test_train_faults", "test_policies", "test_two_buttons", "test_learner_mesh", "test_hosts", "test_objective",
-           "test_forced_devices", "test_vl_models", "test_text_models", "test_trained_export"]  # fmt: skip
+LONGEST = ["test_train_faults", "test_train", "test_sessions", "test_policies", "test_learner_mesh", "test_two_buttons", "test_qemu",
+           "test_pool_chaos", "test_qwen_vl", "test_llama", "test_remote", "test_objective", "test_attention", "test_tiny",
+           "test_vl_policy", "test_vl_models", "test_text_models", "test_trained_export"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

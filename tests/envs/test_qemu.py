@@ -262,6 +262,8 @@ def test_a_paused_restore_is_told_to_run_and_one_that_does_not_is_an_infra_error
 def test_a_restore_that_goes_wrong_says_how_and_leaves_no_process(vm, told, error, said):
   if "hang" in told:  # the others end by themselves, on a busy machine later
     vm.cfg.restore_seconds = 3.0
+  if "color" in told:  # looked at until the time is over
+    vm.cfg.restore_seconds = 8.0
   before = processes.family(os.getpid())
   with pytest.raises(error, match=said) as raised:
     vm(**told)
