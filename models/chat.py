@@ -355,7 +355,7 @@ def _from_file(path: str) -> str:
   try:
     if pathlib.Path(path).is_fifo() or pathlib.Path(path).is_char_device():
       raise OSError("a pipe or a device, which may have no end")
-    text = pathlib.Path(path).read_text(encoding="utf-8")
+    text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # the mark at the beginning that some editors write is no text
   except (OSError, UnicodeDecodeError) as e:
     raise ValueError(
       f"policy.instruction is {path}, which cannot be read as text ({e}): wanted {', '.join(TEXTS)}, or a text file with {GOAL} in it"
@@ -401,4 +401,7 @@ def make_chat(
     )
   which = cfg.instruction or (USUAL.get(model.family, "plain") if grammar == "desktop" else "plain")
   text = instruction(tokenizer, grammar, space, shown if space == "resized" else size, which)
+  for name, said in (("instruction", text), ("system", cfg.system)):
+    if spelled := next((t for t in template.image or () if t in said), ""):
+      raise ValueError(f"policy.{name} has {spelled} in it, which stands for a screenshot: those come with the observations, leave it out")
   return Chat(tokenizer, text, cfg.max_prompt, cfg.screens if cfg.mode == "window" else 0, cfg.system, space)

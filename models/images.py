@@ -57,17 +57,27 @@ class Patches(NamedTuple):
 
 
 def image_spec(folder: str | pathlib.Path, min_pixels: int = 0, max_pixels: int = 0) -> ImageSpec:
-  """Reads preprocessor_config.json (or the image part of processor_config.json) of a checkpoint; nothing is assumed.
+  """Reads preprocessor_config.json (or the image part of processor_config.json) of a checkpoint. Where a folder has both
+  they must agree: releases of transformers differ in which of them they read.
 
   min_pixels, max_pixels: the policy's knobs, 0 takes the checkpoint's own. ValueError names the file and the field that is missing or
   strange, or the knob.
   """
-  folder = pathlib.Path(folder)
-  found = next((p for name in ("preprocessor_config.json", "processor_config.json") if (p := folder / name).is_file()), None)
-  if found is None:
+  files = [p for name in ("preprocessor_config.json", "processor_config.json") if (p := pathlib.Path(folder) / name).is_file()]
+  if not files:
     raise ValueError(f"{folder} has no preprocessor_config.json: copy it from where the checkpoint came from")
-  path = str(found)
-  raw = object_of(json_of(found), "all that it holds", path)
+  parts = {str(p): object_of(json_of(p), "all that it holds", str(p)) for p in files}
+  parts = {path: part for i, (path, part) in enumerate(parts.items()) if not i or "image_processor" in part}
+  specs = [_spec(part, path, min_pixels, max_pixels) for path, part in parts.items()]
+  for field in dataclasses.fields(ImageSpec):
+    said = [getattr(spec, field.name) for spec in specs]
+    if said[0] != said[-1]:
+      raise ValueError(f"{' and '.join(parts)} differ in {field.name}: {said[0]} and {said[1]}; keep the one that the checkpoint came with")
+  return specs[0]
+
+
+def _spec(raw: dict, path: str, min_pixels: int, max_pixels: int) -> ImageSpec:
+  """What one file says."""
   raw = object_of(raw.get("image_processor", raw), "image_processor", path)
   size = raw.get("size")
   size = object_of({} if size is None else size, "size", path)

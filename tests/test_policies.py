@@ -336,6 +336,7 @@ REFUSED = [
   ("qwen2_5_vl", "android.py", {"practice__lr": 1e-4}, "--config.practice.lr would do nothing, policy.lr takes its place for a checkpoint"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__steps": 10**9}, "sampler.sessions.steps is 1000000000, wanted 1 or more, at most 185"),
   ("qwen2_5_vl", "android.py", {"pack__row_tokens": 10**9}, "pack.row_tokens is 1000000000, wanted at most 16777216"),
+  ("qwen3_vl", "android.py", {"policy__system": "<|image_pad|>"}, "policy.system has <|image_pad|> in it, which stands for a screenshot"),
   ("qwen2_5_vl", "android.py", {"policy__min_pixels": 10**6}, "policy.min_pixels is 1000000, more than the 60000 that max_pixels of"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__spans": ("a",)}, "sampler.sessions.spans is ('a',), wanted one or more lengths"),
   ("qwen2_5_vl", "android.py", {"sampler__sessions__chunks": (64, 256)}, "sampler.sessions.chunks is (64, 256), wanted whole numbers of 1"),

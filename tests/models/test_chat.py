@@ -261,7 +261,7 @@ def test_points_are_spelled_as_the_checkpoint_knows_them(tok, which):
 
 
 def test_instruction_from_a_file_and_what_is_refused(tok, tmp_path):
-  (tmp_path / "good.txt").write_text("Go: {goal}.")
+  (tmp_path / "good.txt").write_text("Go: {goal}.", encoding="utf-8-sig")
   (tmp_path / "bad.txt").write_text("Go.")
   (tmp_path / "odd.txt").write_text("In {language}: {goal}")
   os.mkfifo(tmp_path / "pipe")

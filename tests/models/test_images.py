@@ -115,6 +115,11 @@ def test_the_three_layouts_of_the_processor_file(tmp_path):
   assert image_spec(written(tmp_path, RAW | {"size": {"shortest_edge": 1, "longest_edge": 2}})) == want
   usual = {"do_resize": True, "do_rescale": True, "resample": 3, "rescale_factor": 0.00392156862745098, "temporal_patch_size": 2}
   assert image_spec(written(tmp_path, RAW | usual)) == dataclasses.replace(want, frames=2)
+  written(tmp_path, {"image_processor": RAW | usual | {"image_mean": [0, 0, 0]}}, "processor_config.json")
+  with pytest.raises(ValueError, match=r"preprocessor_config.json and \S+/processor_config.json differ in mean: \(0.1, 0.2, 0.3\) and"):
+    image_spec(tmp_path)
+  written(tmp_path, {"processor_class": "Qwen2_5_VLProcessor"}, "processor_config.json")
+  assert image_spec(tmp_path) == dataclasses.replace(want, frames=2)
   (tmp_path / "preprocessor_config.json").unlink()
   assert image_spec(written(tmp_path, {"image_processor": RAW}, "processor_config.json")) == want
 
