@@ -24,7 +24,7 @@ import policies
 from agents.base import copy_loss, follow
 from configs import base
 from core import config as config_lib
-from core import hosts
+from core import hosts, rows
 from core import learner as learner_lib
 from core import mesh as mesh_lib
 from core.checkpoint import Checkpointer
@@ -70,7 +70,7 @@ class Run:
     self.scores = {"policy": make_score(self.policy, cfg.practice.temperature)} | {key: c.score for key, c in self.critics.items()}
     self.mesh = mesh_lib.make(cfg.mesh)
     mesh_lib.check_heads(self.mesh, self.policy.heads, self.policy.kv_heads)
-    self.put, self.base = partial(mesh_lib.put, mesh=self.mesh), partial(self.world.base, self.mesh)
+    self.put, self.base = partial(rows.put, mesh=self.mesh), partial(self.world.base, self.mesh)
     self.jitted = {key: learner_lib.jitted(score, self.mesh) for key, score in self.scores.items()}
     policies.check_critics(cfg, self.critics)
     self.copies, self.leash = base.copies(cfg), cfg.practice.leash if base.copies(cfg) else 0.0
@@ -152,7 +152,7 @@ def copying(run: Run, demo_items: list[PackItem], learner: dict) -> dict:
       if (hosts.alone() or facts["done"] % 10 == 0) and run.stopping():
         run.save(learner)
         raise Stop
-      states["policy"], out = update(states["policy"], run.base(), (run.put(run.feed.draw(demo_items, run.batch)),), None)
+      states["policy"], out = update(states["policy"], run.base(), run.put(run.feed.draw(demo_items, run.batch)), None)
       facts["done"] += 1
       run.dog.beat("copying")
       if facts["done"] % 50 == 0 or facts["done"] == knobs.updates:
@@ -175,7 +175,7 @@ def learn(run: Run, learner: dict, updates: list, got: Gathered, demo_items: lis
       for batches in run.feed.steps(phase, got, run.asked(learner)):
         demo = run.put(run.feed.draw(demo_items, run.leash_batch)) if run.leash and phase.params_key == "policy" else None
         frozen = learner_lib.frozen(learner, run.critics, phase.params_key, run.base())
-        states[phase.params_key], out = update(states[phase.params_key], frozen, tuple(map(run.put, batches)), demo)
+        states[phase.params_key], out = update(states[phase.params_key], frozen, sum(map(run.put, batches), ()), demo)
         said.append(jax.device_get(out))
         run.dog.beat("training")
         check_finite(said[-1], knobs.max_skipped)

@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from core import mesh as mesh_lib
+from core import rows
 from core.state import Batch, Scores, TrainState
 
 
@@ -73,10 +74,10 @@ def make_update(
   """update(state, frozen, batches, demo) -> (state, {name: Total or number}), the state donated. One optimiser step.
 
   batches: micro-batches, whose sums and counts are added (`adder`) before the one division. leash: weight of the mean of `leash_loss` on
-  `demo`, a batch of demonstrations, so that the plain path is not unlearnt. A step whose loss or gradient is not finite, or whose mask
-  left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted ("skipped", "empty").
+  `demo`, demonstrations in micro-batches too, so that the plain path is not unlearnt. A step whose loss or gradient is not finite, or whose
+  mask left nothing to learn from, is refused whole: parameters and optimiser stay as they were, and it is counted ("skipped", "empty").
   mesh: of more than one device: states like `like` (anything with its shapes) come and go as core/mesh.py splits them, batches come as
-  mesh.put puts them, numbers go to every device. offload: the optimiser's state comes and goes by the host's memory.
+  rows.put puts them, numbers go to every device. offload: the optimiser's state comes and goes by the host's memory.
   """
 
   added = adder(score, loss)
@@ -84,12 +85,19 @@ def make_update(
   def pulled(params, frozen, demo):
     return leash * leash_loss(score(params, frozen, demo), demo)[0].mean()
 
-  def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: Batch | None):
+  def pull_of(params, frozen, demo):
+    if len(demo) == 1:
+      return jax.value_and_grad(pulled)(params, frozen, demo[0])
+    total, count, _, grads = adder(score, leash_loss)(params, frozen, demo)
+    weight = leash / jnp.maximum(count, 1e-9)
+    return weight * total, jax.tree.map(lambda g: weight * g, grads)
+
+  def update(state: TrainState, frozen, batches: tuple[Batch, ...], demo: tuple[Batch, ...] | None):
     value, counted, metrics, grads = added(state.params, frozen, batches)
     count = jnp.maximum(counted, 1e-9)
     value, grads = value / count, jax.tree.map(lambda g: g / count, grads)
     if leash:
-      more, pull = jax.value_and_grad(pulled)(state.params, frozen, demo)
+      more, pull = pull_of(state.params, frozen, demo)
       value, grads = value + more, jax.tree.map(jnp.add, grads, pull)
     norm = optax.tree.norm(grads)
     good = jnp.isfinite(value) & jnp.isfinite(norm)
@@ -152,7 +160,7 @@ def asked(
 
   def ask(key, params, name):
     score = lambda batch: getattr(scores[key](params, frozen(learner, critics, key, base), batch), name)
-    return score if mesh is None else lambda batch: mesh_lib.mine(score(mesh_lib.put(batch, mesh)), mesh)
+    return score if mesh is None else lambda batch: rows.mine([score(part) for part in rows.put(batch, mesh)], mesh)
 
   policies = {"old_logp": states["policy"].params, "ref_logp": learner["frozen"].get("reference")}
   offers = {need: ("policy", params, "logp") for need, params in policies.items()}

@@ -11,12 +11,11 @@ Shardings are given at the boundary of every jitted step; inside, `constrain` sa
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,30 +73,89 @@ def defaults() -> ml_collections.ConfigDict:
   )
 
 
-def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int, across: bool = False) -> np.ndarray:
-  """`devices` in that shape, near ones beside each other. Each process has whole rows, since it packs its own: a slice's own order could
-  lay a row across two hosts. ValueError where its devices do not make whole rows. across: then rows lie across processes, in a plan."""
-  most, shared = len(devices) // processes, shape[2] * shape[3]
-  if processes == 1 or across and shared > most:
+def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np.ndarray:
+  """`devices` in that shape, near ones beside each other. A process that can have whole rows has whole rows: a slice's own order could
+  lay a row across two hosts. Rows of more devices than a process has lie across processes, in the slice's order (`shared`). ValueError
+  where neither can be."""
+  most, row = len(devices) // processes, shape[2] * shape[3]
+  if processes == 1 or row > most:
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if shape[0] % slices:
+      raise ValueError(f"mesh.data is {shape[0]}, wanted a multiple of the {slices} slices: rows on several hosts stay within a slice")
+    if slices > 1:
+      inner = (shape[0] // slices, *shape[1:])
+      return mesh_utils.create_hybrid_device_mesh(inner, (slices, 1, 1, 1), devices, allow_split_physical_axes=True)
     return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-  if most % shared:
+  if most % row:
     raise ValueError(
-      f"mesh.context x mesh.tensor = {shared} devices share a row, but the {processes} processes have {most} devices each: wanted a "
-      f"divisor of {most}"
+      f"mesh.context x mesh.tensor = {row} devices share a row, but the {processes} processes have {most} devices each: wanted a "
+      f"divisor or a multiple of {most}"
     )
-  fsdp = math.gcd(shape[1], most // shared)
-  data = most // shared // fsdp
+  fsdp = math.gcd(shape[1], most // row)
+  data = most // row // fsdp
   return mesh_utils.create_hybrid_device_mesh(
     (data, fsdp, *shape[2:]), (shape[0] // data, shape[1] // fsdp, 1, 1), devices, process_is_granule=True,
     allow_split_physical_axes=True,
   )  # fmt: skip
 
 
-def make(cfg: Any, devices: Sequence[Any] | None = None, across: bool = False) -> Mesh:
-  """The mesh of `devices` (all there are), axes AXES. cfg: see defaults; across: see arranged. ValueError of one line where the sizes do
-  not fit them."""
+def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
+  """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
   devices = list(jax.devices() if devices is None else devices)
-  return Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices}), across), AXES)
+  mesh = Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices})), AXES)
+  shared(mesh)
+  return mesh
+
+
+class Shared(NamedTuple):
+  """How processes lie in a mesh whose rows are on devices of several. mesh: the same devices in the same order, with an axis for each
+  prime factor of an axis of AXES, named "context0", "context1" ...; apart: those along which the process changes, `within` the others;
+  owners: the process at each place along `apart`. All processes' rows are `parts` micro-batches, each the rows of every so many."""
+
+  mesh: Mesh
+  apart: tuple[str, ...]
+  within: tuple[str, ...]
+  owners: np.ndarray
+  parts: int
+
+
+def digits(names: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
+  """Those of a finer mesh's axes that are factors of `axes`."""
+  return tuple(name for name in names if name.rstrip("0123456789") in axes)
+
+
+@lru_cache(maxsize=16)
+def shared(mesh: Mesh) -> Shared | None:
+  """None where every process has whole rows. ValueError where processes are no regular parts of the mesh, or hold no whole number of
+  micro-batches."""
+  owners = np.array([device.process_index for device in mesh.devices.flat]).reshape(mesh.devices.shape)
+  rows = owners.reshape(blocks(mesh), -1)
+  if (rows == rows[:, :1]).all():
+    return None
+  factors = [(f"{axis}{i}", f) for axis in AXES for i, f in enumerate(_primes(mesh.shape[axis]))]
+  names, split = [name for name, _ in factors], owners.reshape([f for _, f in factors])
+  apart = tuple(name for i, name in enumerate(names) if (split != split.take([0], i)).any())
+  places, count = split[tuple(slice(None) if name in apart else 0 for name in names)], len(set(owners.flat))
+  most, said = mesh.size // count, f"mesh.context x mesh.tensor = {rows.shape[1]} devices share a row, of several processes with"
+  if places.size != count:
+    raise ValueError(
+      f"{said} {most} devices each, which are no regular part of the mesh {' x '.join(map(str, mesh.devices.shape))} on this machine: "
+      "wanted other sizes, such as a mesh.context that is one side of the slice"
+    )
+  if count % len(rows):
+    raise ValueError(f"{said} {most} devices each: wanted {most} or a multiple of it, so that {count} processes have equal shares of rows")
+  fine = Mesh(mesh.devices.reshape(split.shape), names)
+  return Shared(fine, apart, tuple(name for name in names if name not in apart), places, count // len(rows))
+
+
+def _primes(n: int) -> list[int]:
+  """Prime factors, the smallest first."""
+  found, factor = [], 2
+  while n > 1:
+    while n % factor == 0:
+      found, n = [*found, factor], n // factor
+    factor += 1
+  return found
 
 
 def sizes(cfg: Any, devices: int) -> tuple[int, int, int, int]:
@@ -139,14 +197,16 @@ def multiples(mesh: Mesh) -> dict[str, int]:
   context, tensor = mesh.shape["context"], mesh.shape["tensor"]
   lanes = 128 if context > 1 and mesh.devices.flat[0].platform == "tpu" else 1
   hosts = len({device.process_index for device in mesh.devices.flat})
-  return {"blocks": blocks(mesh) // hosts, "tokens_multiple": context * lanes, "images_multiple": context * tensor}
+  return {"blocks": max(1, blocks(mesh) // hosts), "tokens_multiple": context * lanes, "images_multiple": context * tensor}
 
 
 def describe(mesh: Mesh) -> str:
   """One line for a run's banner."""
   kind = mesh.devices.flat[0].device_kind
   said = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES if mesh.shape[axis] > 1) or "one device"
-  return f"{said} ({mesh.size} of {kind}, {jax.process_count()} process{'es' if jax.process_count() > 1 else ''})"
+  said = f"{said} ({mesh.size} of {kind}, {jax.process_count()} process{'es' if jax.process_count() > 1 else ''})"
+  lie = shared(mesh)
+  return said if lie is None else f"{said}, rows on devices of several processes, {lie.parts} parts of every micro-batch"
 
 
 # ---- parameters, optimiser state: by name
@@ -227,37 +287,6 @@ def batch_shardings(batch: Batch | StepBatch, mesh: Mesh) -> Any:
     return NamedSharding(mesh, spec)
 
   return jax.tree_util.tree_map_with_path(one, batch)
-
-
-def put(batch: Any, mesh: Mesh) -> Any:
-  """A host's batch on the devices. Of several processes each gives an equal share of the rows, images and episodes of the global batch,
-  with ids that count from 0 in its share. On one device nothing is done: the step takes numpy."""
-  if mesh.size == 1:
-    return batch
-  count, index = jax.process_count(), jax.process_index()
-  if count == 1:
-    return jax.device_put(batch, batch_shardings(batch, mesh))
-  if isinstance(batch, Batch):
-    batch = dataclasses.replace(
-      batch, episode_id=batch.episode_id + index * batch.num_episodes, step_id=batch.step_id + index * batch.num_steps,
-      num_episodes=count * batch.num_episodes, num_steps=count * batch.num_steps,
-    )  # fmt: skip
-
-  def whole(path, leaf):
-    axis = {"positions": 1}.get(path[0].name, 0)
-    return jax.ShapeDtypeStruct([n * count if i == axis else n for i, n in enumerate(np.shape(leaf))], np.asarray(leaf).dtype)
-
-  shapes = jax.tree_util.tree_map_with_path(whole, batch)
-  one = lambda leaf, sharding, shape: jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
-  return jax.tree.map(one, batch, batch_shardings(shapes, mesh), shapes)
-
-
-def mine(x: Any, mesh: Mesh) -> Any:
-  """This process's rows, as `put` took them, of an array [B, ...] that is on every device."""
-  if jax.process_count() == 1:
-    return x
-  parts = {index[0].indices(x.shape[0])[:2] for index in NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map(x.shape).values()}
-  return np.concatenate([np.asarray(x)[a:b] for a, b in sorted(parts)])
 
 
 def local(params: Any, mesh: Mesh) -> Any:

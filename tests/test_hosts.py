@@ -14,6 +14,7 @@ from ports import free_address
 from test_train import ROOT, assert_same_run, command
 
 from core import hosts
+from core.checkpoint import read_numpy
 from core.metrics import read_jsonl
 from envs import processes
 
@@ -86,6 +87,34 @@ def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(tm
     assert {k: v for k, v in a.items() if k.startswith(("reward", "groups", "policy"))} == {
       k: v for k, v in b.items() if k.startswith(("reward", "groups", "policy"))
     }
+
+
+@pytest.mark.long
+def test_a_run_whose_rows_lie_on_devices_of_both_learns_what_one_with_whole_rows_does(tmp_path):
+  """A row's tokens over one device of each: the copied policy, and the first update of practice, are the other run's but for rounding. The
+  old policy's log-probabilities come home to whoever asked, the leash is dealt too, and nothing compiles once the second update is done."""
+  changed = {"agent__old_logp": "recompute", "practice__updates": 4, "practice__leash": 0.1}
+  for name, context in (("shared", 2), ("whole", 1)):
+    address = free_address()
+    both = [begin(["train.py"], tmp_path / name, address, i, tmp_path, mesh__context=context, **changed) for i in range(2)]
+    assert finish(both, tmp_path) == [0, 0], (tmp_path / f"{name}-0.log").read_text()[-2000:]
+  said = (tmp_path / "shared-0.log").read_text()
+  assert "learner: context 2 (2 of cpu, 2 processes), rows on devices of several processes, 2 parts of every micro-batch" in said
+  shared, whole = ([read_jsonl(tmp_path / name / part / "metrics.jsonl") for part in ("", "hosts/1")] for name in ("shared", "whole"))
+  keep = lambda row: {k: v for k, v in row.items() if k.startswith(("reward", "groups", "policy"))}
+  assert list(map(keep, shared[0])) == list(map(keep, shared[1])) and len(shared[0]) == 4
+  first, other = keep(shared[0][0]), keep(whole[0][0])
+  assert first["policy/grad_norm"] > 0 and first.keys() == other.keys()
+  assert first == pytest.approx(other, rel=1e-3, abs=1e-5)
+  assert [row["rate/compiles"] for rows in shared for row in rows[2:]] == [0.0] * 4
+  copied, wanted = (read_numpy(newest_copied(tmp_path / name)) for name in ("shared", "whole"))
+  for name, x in wanted.items():
+    np.testing.assert_allclose(copied[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def newest_copied(workdir):
+  (folder,) = [path for path in (workdir / "copied").iterdir() if path.is_dir()]
+  return folder
 
 
 @pytest.mark.slow

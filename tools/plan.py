@@ -82,8 +82,11 @@ def choose(topology: chips.Topology, cfg: Any, given: bool, shape: shapes.Shape,
   if not given and best.mesh["context"] > 1:
     best.notes.insert(0, f"chosen: --config.mesh.context={best.mesh['context']} (give --config.mesh.* to choose yourself)")
   shared, mine = best.mesh["context"] * best.mesh["tensor"], topology.of_a_host
-  if topology.count > mine and mine % shared:
-    best.notes.insert(0, f"not yet run by train.py: {shared} devices share a row, hosts have {mine}, and rows shared by hosts are refused")
+  if topology.count > mine and shared % mine == 0 and shared > mine:
+    takes = f"train.py takes {shared // mine} micro-batches a step, this is one"
+    best.notes.insert(0, f"rows on several hosts: {shared} devices share a row, hosts have {mine} and a row each: {takes}")
+  elif topology.count > mine and mine % shared:
+    best.notes.insert(0, f"refused by train.py: {shared} devices share a row, hosts have {mine}: wanted a divisor or a multiple of it")
   return best
 
 

@@ -220,7 +220,7 @@ class Run(train.Run):
     self.scores, self.jitted = ({key: part(kind)[i] for key, kind in kinds.items()} for i in (1, 2))
     self.stop, self.timers = train.StopSignals(), train.Timers()
     self.dog = types.SimpleNamespace(beat=lambda what: None)
-    self.mesh, self.put, self.base = mesh_lib.make(self.cfg.mesh, jax.devices()[:1]), lambda batch: batch, lambda: None
+    self.mesh, self.put, self.base = mesh_lib.make(self.cfg.mesh, jax.devices()[:1]), lambda batch: (batch,), lambda: None
     self.leash, self.batch, self.leash_batch = self.cfg.practice.leash, self.cfg.copy.batch, self.cfg.practice.leash_batch
     self.replay, self.ledger, self.buffer = Replay(self.agent.remember), Ledger(), Buffer(max(self.agent.store, 1), 0.0)
     ready = not any(p.until for p in self.agent.phases)

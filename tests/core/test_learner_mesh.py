@@ -22,6 +22,11 @@ MESHES = {
   "fsdp 2, context 2, tensor 2": {"fsdp": 2, "context": 2, "tensor": 2},
 }
 RECORDS, SCREEN = 8, (120, 90)
+TOGETHER = {  # several processes: the mesh, the episodes of each, and whose rows each of the micro-batches holds
+  "2 x 4, tensor 2": ({"tensor": 2}, ((0, 2), (1, 3)), ((0, 1),)),
+  "2 x 4, context 8": ({"context": 8}, ((0, 1, 3), (2,)), ((0,), (1,))),
+  "4 x 2, fsdp 2, context 4": ({"context": 4}, ((2,), (0,), (3,), (1,)), ((0, 2), (1, 3))),  # of two neighbours, one after the other
+}
 
 
 def tiny_policy(folder):
@@ -81,7 +86,42 @@ def batch_of(policy, episodes, mesh, rows=1, empty=0):
   sizes = (RECORDS + empty, longest, 2 * policy.max_action, rows * longest, 2, policy.tokens_per_image, 2)
   shape = shape_for(*sizes, **mesh_lib.multiples(mesh))
   items = number(episodes)
-  return to_batch(items, arrange(items, shape), shape, np.zeros_like(items[0].images[0]))
+  return to_batch(items, arrange(items, shape), shape, np.full_like(items[0].images[0], 255))
+
+
+def poisoned(batch):
+  """The batch with what must not count where there is padding."""
+  pad = batch.segment_ids == 0
+  assert pad.any() and not pad.all()
+  put = lambda x, bad: np.where(pad, np.array(bad, x.dtype), x)
+  changed = {"behaviour_logp": np.nan, "advantage": 1e30, "tokens": 7, "version": 3, "old_value_logit": np.nan, "return_": np.nan}
+  return dataclasses.replace(batch, now=np.int32(5), **{name: put(getattr(batch, name), bad) for name, bad in changed.items()})
+
+
+def misplaced(batch, parts, mesh):
+  """The fields of a batch of which `core.rows.put` lays anything elsewhere than written here, whose rows `mine` does not give back, or that
+  are split otherwise than a step wants. batch(index): of each process; parts: whose rows each of put's batches holds."""
+  import jax
+
+  from core import mesh as mesh_lib
+  from core import rows
+
+  mine, wrong = batch(jax.process_index()), []
+  found = rows.put(mine, mesh)
+  assert len(found) == len(parts) and all(x.num_episodes == len(parts[0]) * mine.num_episodes for x in found)
+  for part, owners in zip(found, parts, strict=True):
+    shares = [batch(i) for i in owners]
+    for at, share in enumerate(shares):
+      ids = {"episode_id": share.episode_id + at * mine.num_episodes, "step_id": share.step_id + at * mine.num_steps}
+      shares[at] = dataclasses.replace(share, **ids)
+    for (name, x), sharding in zip(mesh_lib.names(part), jax.tree.leaves(mesh_lib.batch_shardings(part, mesh)), strict=True):
+      join = lambda xs: xs[0] if not np.ndim(xs[0]) else np.concatenate(xs, 1 if name == "positions" else 0)  # noqa: B023
+      want = join([np.asarray(dict(mesh_lib.names(share))[name]) for share in shares])
+      same = [np.array_equal(shard.data, want[shard.index], equal_nan=want.dtype.kind == "f") for shard in x.addressable_shards]
+      wrong += [name] * (not all(same) or x.sharding != sharding or x.dtype != want.dtype)
+  everywhere = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+  back = rows.mine([everywhere(part.tokens) for part in found], mesh)
+  return wrong + ["mine"] * (not np.array_equal(back, mine.tokens))
 
 
 def gradients(update, state, batches, mesh):
@@ -119,7 +159,7 @@ def learnt(params, mesh, offload=False):
 
 
 def both_losses():
-  """GRPO's and GSPO's losses as one, so that they compile together."""
+  """GRPO's and GSPO's losses as one, so that they compile together: of sums and counts that micro-batches add up."""
   from agents import grpo, gspo
   from core.segments import Total
 
@@ -127,9 +167,8 @@ def both_losses():
 
   def loss(scores, batch):
     a, b = one(scores, batch)[0], other(scores, batch)[0]
-    return Total(a.sum / a.count + 100 * b.sum / b.count, jax_one(a.count)), {}
+    return Total(a.sum + 100 * b.sum, a.count + b.count), {}
 
-  jax_one = lambda x: x / x
   return loss
 
 
@@ -150,7 +189,7 @@ def with_returns(episodes, values):
   return out
 
 
-def case(policy, params, head, episodes, mesh, offload=False, **packing):
+def case(policy, params, head, episodes, mesh, offload=False, pad=lambda batch: batch, **packing):
   """{name: gradient} of the policy and of a critic of tokens on one mesh, what the updates said, the share of the parameters that a device
   holds, and the policy's compiled step. offload: the policy's optimiser state lies with the host."""
   import jax
@@ -158,14 +197,15 @@ def case(policy, params, head, episodes, mesh, offload=False, **packing):
   from agents import ppo
   from core import learner as learner_lib
   from core import mesh as mesh_lib
+  from core import rows
   from core.pack import unpack
   from models import critic
 
-  batch, state = batch_of(policy, episodes, mesh, **packing), learnt(params, mesh, offload)
+  batch, state = pad(batch_of(policy, episodes, mesh, **packing)), learnt(params, mesh, offload)
   held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(state.params)) / sum(x.size for x in jax.tree.leaves(params))
   update = learner_lib.make_update(learner_lib.make_score(policy), both_losses(), keeper(), mesh=mesh, like=state, offload=offload)
-  program = update.lower(state, None, (mesh_lib.put(batch, mesh),), None).compile()
-  grads, said = gradients(program, state, (mesh_lib.put(batch, mesh),), mesh)
+  program = update.lower(state, None, rows.put(batch, mesh), None).compile()
+  grads, said = gradients(program, state, rows.put(batch, mesh), mesh)
   named = {f"policy/{n}": g for n, g in mesh_lib.names(grads)}
   if head is None:
     return named, said, held, program.as_text()
@@ -173,12 +213,13 @@ def case(policy, params, head, episodes, mesh, offload=False, **packing):
   cfg = critic.defaults()
   cfg.width = 8
   made, weights = critic.build("trunk", cfg, policy), {"trunk": params, "head": head}
-  value = learner_lib.jitted(made.score, mesh)(learnt(weights, mesh).params, None, mesh_lib.put(batch, mesh)).value_logit
+  score, held_there = learner_lib.jitted(made.score, mesh), learnt(weights, mesh).params
+  value = rows.mine([score(held_there, None, part).value_logit for part in rows.put(batch, mesh)], mesh)
   known = dict(zip((t.tobytes() for t in unpack(batch.tokens, batch)), unpack(np.asarray(value), batch), strict=True))  # by its tokens
   values = [[known[np.asarray(i.record.tokens, np.int32).tobytes()] for i in items] for items in episodes]
-  batch, state = batch_of(policy, with_returns(episodes, values), mesh, **packing), learnt(weights, mesh)
+  batch, state = pad(batch_of(policy, with_returns(episodes, values), mesh, **packing)), learnt(weights, mesh)
   update = learner_lib.make_update(made.score, ppo.make(ppo.defaults()).phases[1].loss, keeper(), mesh=mesh, like=state)
-  more, told = gradients(update, state, (mesh_lib.put(batch, mesh),), mesh)
+  more, told = gradients(update, state, rows.put(batch, mesh), mesh)
   named |= {f"critic/{n}": g for n, g in mesh_lib.names(more)}
   return named, said | {f"critic/{k}": v for k, v in told.items()}, held, program.as_text()
 
@@ -234,26 +275,45 @@ def collectives(text):
   return {kind: sorted({shape for shape, k in found if k == kind}) for _, kind in found}
 
 
-def in_two_processes(address, index):
-  """Four of eight devices and half of the episodes in each of two processes, against all of it on one device."""
+def in_processes(address, index, *names):
+  """Some of eight devices and of the episodes in each of several processes, against all of it on one device. names: of TOGETHER."""
   import jax
 
   from core import hosts
   from core import mesh as mesh_lib
 
-  knobs = hosts.defaults()
-  knobs.update({"coordinator": address, "count": 2, "index": int(index), "join": 120.0})
+  knobs, out = hosts.defaults(), {"vocab": 0}
+  knobs.update({"coordinator": address, "count": len(TOGETHER[names[0]][1]), "index": int(index), "join": 120.0})
   hosts.join(knobs)
   jax.config.update("jax_disable_most_optimizations", True)
   policy, load = tiny_policy(None)
   params, episodes = jax.tree.map(np.asarray, load()), records(policy)
-  one, mesh = mesh_lib.make(mesh_lib.defaults(), jax.local_devices()[:1]), mesh_lib.make({**mesh_lib.defaults(), "tensor": 2})
-  assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
-  whole, said, _, _ = case(policy, params, None, episodes, one)
-  grads, told, held, _ = case(policy, params, None, hosts.deal(episodes), mesh, rows=2)
-  gaps = {n: float(np.abs(g - whole[n]).max() / np.abs(whole[n]).max()) for n, g in grads.items()}
-  out = {"gaps": gaps, "said": {k: abs(v - said[k]) / abs(said[k]) for k, v in told.items()}, "held": held, "moved": {}}
-  print(json.dumps({"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}, "vocab": 0, "2 x 4": out}))
+  assert len(jax.devices()) == 8 and len(jax.local_devices()) * jax.process_count() == 8
+  head, whole, said = tiny_head(policy, params), {}, {}
+  if not jax.process_index():  # the others need not compile it too
+    whole, said, _, _ = case(policy, params, head, episodes, mesh_lib.make(mesh_lib.defaults(), jax.local_devices()[:1]))
+  hosts.everyone(True)
+  for name in names:
+    shape, owned, parts = TOGETHER[name]
+    mesh, of = mesh_lib.make({**mesh_lib.defaults(), **shape}), lambda i: [episodes[e] for e in owned[i]]  # noqa: B023
+    wrong = misplaced(lambda i: poisoned(batch_of(policy, of(i), mesh, rows=2)), parts, mesh)  # noqa: B023
+    critic = head if len(parts) > 1 else None  # its path differs where there are scores to bring home
+    grads, told, held, _ = case(policy, params, critic, of(jax.process_index()), mesh, pad=poisoned, rows=2)
+    gaps = {n: float(np.abs(grads[n] - g).max() / np.abs(g).max()) for n, g in whole.items() if n in grads}
+    differ = {k: abs(told[k] - v) / abs(v) for k, v in said.items() if k in told}
+    out[name] = {"gaps": gaps, "said": differ, "held": held, "moved": {}, "wrong": wrong}
+    out[name]["same"] = {n: float(np.abs(g).sum()) for n, g in grads.items()} | told
+  print(json.dumps(out | {"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}}))
+
+
+def tiny_head(policy, params):
+  import jax
+
+  from models import critic
+
+  cfg = critic.defaults()
+  cfg.width = 8
+  return jax.tree.map(np.asarray, critic.build("trunk", cfg, policy).init(jax.random.key(1), params)["head"])
 
 
 def main(kind, *names):
@@ -261,16 +321,12 @@ def main(kind, *names):
   import jax
 
   from core import mesh as mesh_lib
-  from models import critic
 
   jax.config.update("jax_disable_most_optimizations", True)
   with tempfile.TemporaryDirectory() as folder:
     policy, load = POLICIES[kind](pathlib.Path(folder))
     params = jax.tree.map(np.asarray, load())
-  cfg, head = critic.defaults(), None
-  cfg.width = 8
-  if kind == "tiny":
-    head = jax.tree.map(np.asarray, critic.build("trunk", cfg, policy).init(jax.random.key(1), params)["head"])
+  head = tiny_head(policy, params) if kind == "tiny" else None
   episodes, knobs = records(policy), mesh_lib.defaults()
   whole, said, _, _ = case(policy, params, head, episodes, mesh_lib.make(knobs, jax.devices()[:1]))
   out = {"largest": {n: float(np.abs(g).max()) for n, g in whole.items()}, "vocab": policy.tokenizer.vocab_size}
@@ -320,7 +376,8 @@ def check(out, names, near=1e-6, tower=1e-6):
   assert all(size > 0 for size in out["largest"].values())
   for name in names:
     bad = {leaf: gap for leaf, gap in out[name]["gaps"].items() if not gap <= (tower if "visual/" in leaf else near)}
-    assert not bad and len(out[name]["gaps"]) == len(out["largest"]), (name, bad)
+    asked = [leaf for leaf in out["largest"] if leaf.startswith("policy/") or any(gap.startswith("critic/") for gap in out[name]["gaps"])]
+    assert not bad and list(out[name]["gaps"]) == asked, (name, bad)
     assert all(gap < 1e-6 for gap in out[name]["said"].values()), out[name]["said"]
     assert 1 / 8 <= out[name]["held"] < 0.16, out[name]["held"]
 
@@ -333,12 +390,18 @@ def test_every_mesh_gives_one_gradient():
 
 
 @pytest.mark.slow
-def test_two_processes_of_four_devices_give_it_too():
+@pytest.mark.parametrize(
+  "names", [list(TOGETHER)[:2], pytest.param(list(TOGETHER)[2:], marks=pytest.mark.long)], ids=["two processes", "four"]
+)
+def test_several_processes_give_it_too(names):
+  """Each with whole rows, and with rows on devices of two: whoever's episodes they are, and whatever stands in the padding."""
   from ports import free_address
 
-  address = free_address()
-  for out in said(*(start("processes", address, i, devices=4) for i in range(2))):
-    check(out, ["2 x 4"])
+  address, count = free_address(), len(TOGETHER[names[0]][1])
+  first, *others = said(*(start("processes", address, i, *names, devices=8 // count) for i in range(count)))
+  assert [out[name].pop("wrong") for out in (first, *others) for name in names] == [[]] * len(names) * count
+  check(first, names)
+  assert all(out[name]["same"] == first[name]["same"] for out in others for name in names)  # one gradient in all of them
 
 
 @pytest.mark.slow
@@ -358,4 +421,4 @@ def test_a_vision_language_step_gathers_no_logits_and_publishes_while_its_sample
 
 
 if __name__ == "__main__":
-  in_two_processes(*sys.argv[2:]) if sys.argv[1] == "processes" else main(*sys.argv[1:])
+  in_processes(*sys.argv[2:]) if sys.argv[1] == "processes" else main(*sys.argv[1:])

@@ -1,8 +1,8 @@
 """The mesh: sizes that fit or are one line, a rule for every parameter of every family, and an equal share of a real model everywhere."""
 
+import dataclasses
 import json
 import pathlib
-import types
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from core import mesh as mesh_lib
+from core import rows
 from core.optimiser import make_optimiser
 from core.state import TrainState
 from models import checkpoint, critic, decoder, lora
@@ -175,12 +176,22 @@ def test_a_device_holds_its_share_of_qwen_7b(seven_b, shape):
   assert count / mesh.size <= held < 1.02 * count / mesh.size
 
 
-def pod():
-  """16 chips of a v6e 4x4: four hosts of 2x2."""
-  chip = lambda x, y: types.SimpleNamespace(
-    platform="tpu", device_kind="TPU v6 lite", coords=(x, y, 0), core_on_chip=0, process_index=x // 2 + 2 * (y // 2), id=4 * y + x
-  )
-  return [chip(x, y) for y in range(4) for x in range(4)]
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  id: int
+  coords: tuple[int, int, int]
+  process_index: int
+  slice_index: int = 0
+  device_kind: str = "TPU v6 lite"
+  platform: str = "tpu"
+  core_on_chip: int = 0
+
+
+def pod(side=4, slices=1, kind="TPU v6 lite"):
+  """Chips of a slice, 16 of a v6e 4x4 unless more is asked: hosts of 2x2."""
+  half, each = side // 2, side * side
+  host = lambda x, y, i: x // 2 + half * (y // 2) + i * half * half
+  return [Chip(side * y + x + i * each, (x, y, 0), host(x, y, i), i, kind) for i in range(slices) for y in range(side) for x in range(side)]
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4, 1), (2, 2, 2, 2), (1, 8, 2, 1), (4, 2, 1, 2), (16, 1, 1, 1)])
@@ -191,8 +202,60 @@ def test_every_process_has_whole_rows_whatever_the_slice_looks_like(shape):
   assert all(len({device.process_index for device in row}) == 1 for row in out.reshape(shape[0] * shape[1], -1))
 
 
-def test_a_row_on_more_devices_than_a_process_has_is_one_line():
-  with pytest.raises(ValueError, match="= 8 devices share a row, but the 4 processes have 4 devices each: wanted a divisor of 4"):
-    mesh_lib.arranged((1, 2, 8, 1), pod(), 4)
-  rows = mesh_lib.arranged((1, 2, 8, 1), pod(), 4, across=True).reshape(2, 8)  # a plan's: two halves of the slice
-  assert sorted(device.id for device in rows.flat) == list(range(16)) and [len({d.process_index for d in row}) for row in rows] == [2, 2]
+def test_rows_on_several_hosts_lie_along_the_slice():
+  """A v5e 8x8 as fsdp 8 x context 8: a row is a line over four hosts of 2x2, which the next row shares: 16 hosts have 8 blocks of rows."""
+  mesh = mesh_lib.Mesh(mesh_lib.arranged((1, 8, 8, 1), pod(8, kind="TPU v5 lite"), 16), mesh_lib.AXES)
+  lines = mesh.devices.reshape(8, 8)
+  assert all(len({d.coords[1] for d in row}) == 1 for row in lines) or all(len({d.coords[0] for d in row}) == 1 for row in lines)
+  assert [[len({d.process_index for d in row}), len({d.process_index for d in pair.flat})] for row, pair in zip(
+    lines, lines.reshape(4, 16).repeat(2, 0))] == [[4, 4]] * 8  # fmt: skip
+  lie = mesh_lib.shared(mesh)
+  assert lie.apart == ("fsdp0", "fsdp1", "context0", "context1") and lie.within == ("fsdp2", "context2") and lie.parts == 2
+  assert list(lie.mesh.devices.flat) == list(mesh.devices.flat)  # what jit wants of shardings that meet in a program
+  assert mesh_lib.multiples(mesh) == {"blocks": 1, "tokens_multiple": 8 * 128, "images_multiple": 8}
+  # hosts 0 to 3 share rows 0 and 1: first the rows of 0 and 1 lie there, then those of 2 and 3
+  assert rows.deal(lie.owners, lie).reshape(2, 8).tolist() == [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]]
+  whole = mesh_lib.Mesh(mesh_lib.arranged((1, 4, 4, 1), pod(), 4), mesh_lib.AXES)
+  assert mesh_lib.shared(whole) is None and mesh_lib.multiples(whole)["blocks"] == 1
+
+
+@pytest.mark.parametrize("shape, parts", [((1, 2, 8, 1), 2), ((2, 1, 4, 2), 2), ((1, 1, 8, 2), 4)])
+def test_processes_that_lie_in_every_axis_own_what_the_finer_mesh_says(shape, parts):
+  mesh = mesh_lib.Mesh(mesh_lib.arranged(shape, pod(), 4), mesh_lib.AXES)
+  lie = mesh_lib.shared(mesh)
+  assert lie.parts == parts and sorted(lie.owners.flat) == [0, 1, 2, 3]
+  names = lie.mesh.axis_names
+  for at in np.ndindex(lie.mesh.devices.shape):
+    assert lie.mesh.devices[at].process_index == lie.owners[tuple(at[names.index(name)] for name in lie.apart)]
+
+
+def test_rows_on_several_hosts_stay_within_a_slice():
+  out = mesh_lib.arranged((2, 2, 8, 1), pod(slices=2), 8)
+  assert [{d.slice_index for d in half.flat} for half in out] == [{0}, {1}]
+  with pytest.raises(ValueError, match="mesh.data is 1, wanted a multiple of the 2 slices"):
+    mesh_lib.arranged((1, 4, 8, 1), pod(slices=2), 8)
+
+
+line = lambda count, each: [Chip(i, (i, 0, 0), i // each, platform="cpu", device_kind="cpu") for i in range(count)]
+
+
+@pytest.mark.parametrize("shape, devices, words", [
+  ((1, 1, 16, 1), pod(), "= 16 devices share a row, of several .* with 4 devices each, which are no regular part of the mesh 1 x 1"),
+  ((1, 2, 6, 1), line(12, 4), "= 6 devices share a row, of several processes with 4 devices each, which are no regular"),
+])  # fmt: skip
+def test_processes_that_are_no_regular_part_are_one_line(shape, devices, words):
+  """A row of all chips of a square slice is a ring, which leaves a host and comes back to it."""
+  mesh = mesh_lib.Mesh(mesh_lib.arranged(shape, devices, len({d.process_index for d in devices})), mesh_lib.AXES)
+  with pytest.raises(ValueError, match=words) as error:
+    mesh_lib.shared(mesh)
+  assert "\n" not in str(error.value)
+
+
+def test_a_process_with_a_row_and_a_half_is_one_line():
+  with pytest.raises(ValueError, match="= 6 devices share a row, but .* have 8 devices each: wanted a divisor or a multiple of 8"):
+    mesh_lib.arranged((1, 1, 6, 1), line(16, 8), 2)
+  two_rows_on_three = np.empty((1, 2, 9, 1), object)
+  for at in np.ndindex(two_rows_on_three.shape):
+    two_rows_on_three[at] = Chip(at[1] * 9 + at[2], at[1:], at[2] // 3)
+  with pytest.raises(ValueError, match="= 9 devices share a row, of several processes with 6 devices each: wanted 6 or a multiple of it"):
+    mesh_lib.shared(mesh_lib.Mesh(two_rows_on_three, mesh_lib.AXES))

@@ -115,9 +115,9 @@ def test_what_the_compiler_refuses_does_not_fit_however_much_arithmetic_leaves(q
   assert "time by arithmetic" in show.text(dataclasses.replace(p, source="compiled"), "x") and "by arithmetic" not in show.text(p, "x")
 
 
-def test_a_row_on_more_chips_than_a_host_has_is_said_to_be_refused(capsys):
-  """v6e 4x4 has 4 hosts of 4 chips, v5e 2x4 one host of 8."""
-  said = "8 devices share a row, hosts have 4, and rows shared by hosts are refused"
+def test_a_row_on_more_chips_than_a_host_has_says_what_train_makes_of_it(capsys):
+  """v6e 4x4 has 4 hosts of 4 chips, v5e 2x4 one host of 8. Two rows of 8 chips are fewer than the 4 hosts' own: two micro-batches."""
+  said = "8 devices share a row, hosts have 4 and a row each: train.py takes 2 micro-batches a step, this is one"
   plan_tool.main(argv("--topology=v6e:4x4", "--config.mesh.context=8"))
   assert said in capsys.readouterr().out
   plan_tool.main(argv("--topology=v6e:4x4", "--config.mesh.context=4"))

@@ -81,7 +81,7 @@ def batch(shape: Shape, work: Work, mesh: Any, needs: frozenset) -> Batch:
 
 def train(plan: Plan, shape: Shape, work: Work, how: How, cfg: Any, state: Any, hlo_folder: str = "") -> Plan:
   """The analytic plan with memory and collectives as the compiler has them. hlo_folder: where the program's text goes, "" = nowhere."""
-  mesh = mesh_lib.make(plan.mesh, devices(plan.topology), across=True)
+  mesh = mesh_lib.make(plan.mesh, devices(plan.topology))
   agent = find("agents", cfg.agent.name, having="make").make(cfg.agent)
   phase = next(p for p in agent.phases if p.params_key == "policy")
   score = learner.make_score(policy(shape, work, cfg), cfg.practice.temperature)
@@ -117,7 +117,7 @@ def read(plan: Plan, program: Any, shape: Shape, how: How, work: Work, state: An
   spent = lambda cs: sum(c.sent / plan.topology.bandwidth(c.group) for c in cs)
   times = plan.seconds | {"interconnect": spent(found), "exposed": spent(c for c in found if c.alone)}
   logits = hlo.gathered_logits(found, shape.text.vocab, shape.text.width)
-  notes = [n for n in plan.notes if n.startswith(("chosen", "not yet"))] + [
+  notes = [n for n in plan.notes if n.startswith(("chosen", "rows on several", "refused"))] + [
     f"compiled in {seconds:.0f} s; all-gathers of logits: {len(logits) or 'none'}; donated {m.alias_size_in_bytes / GIB:.2f} GiB; "
     f"the compiler's own count, each loop's body once: {program.cost_analysis().get('flops', 0) / 1e12:.1f} TFLOP a device",
   ]  # fmt: skip
