@@ -63,13 +63,14 @@ def wait_for(what, seconds=600):
 
 
 @pytest.mark.long
-def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(tmp_path):
+@pytest.mark.parametrize("context", [1, 2], ids=["whole rows", "rows on devices of both"])
+def test_a_killed_process_ends_the_other_and_both_come_back_to_the_same_curve(context, tmp_path):
   """Kill -9 in the second update or later. The other one notices within 30 seconds; both supervisors start theirs again."""
   address = free_address()
-  straight = [begin(["train.py"], tmp_path / "straight", address, i, tmp_path) for i in range(2)]
+  straight = [begin(["train.py"], tmp_path / "straight", address, i, tmp_path, mesh__context=context) for i in range(2)]
   assert finish(straight, tmp_path) == [0, 0], (tmp_path / "straight-1.log").read_text()[-2000:]
   workdir, address = tmp_path / "killed", free_address()
-  guards = [begin(["supervise.py", "--"], workdir, address, i, tmp_path) for i in range(2)]
+  guards = [begin(["supervise.py", "--"], workdir, address, i, tmp_path, mesh__context=context) for i in range(2)]
   try:
     curve = workdir / "metrics.jsonl"
     wait_for(lambda: curve.exists() and len(read_jsonl(curve)) >= 1)
