@@ -293,7 +293,7 @@ def serve(workdir: pathlib.Path, port: int, by: str) -> None:
   """Serves until interrupted; SIGTERM counts as that."""
   token = secrets.token_urlsafe(32)
   server = make_server("127.0.0.1", port, EpisodePage(workdir, token, by), threaded=True, request_handler=Handler)
-  signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # not by way of SIGINT, which a shell's background jobs ignore
   print(f"http://127.0.0.1:{server.port}/?token={token}", flush=True)
   server.serve_forever()
 

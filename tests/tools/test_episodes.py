@@ -400,8 +400,10 @@ def test_filters_become_the_stores_own():
 
 
 def test_the_command_serves_and_ends_and_exports(workdir, tmp_path):
+  """Ended as a background job of a shell would be: SIGINT is ignored there."""
   command = [sys.executable, "-m", "tools.episodes", f"--workdir={workdir}"]
-  page = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
+  page = subprocess.Popen(background, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   try:
     address = page.stdout.readline().strip()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", address)
