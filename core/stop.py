@@ -87,7 +87,8 @@ class StopSignals:
         if not heard:  # the run has ended
           return
         self.asked = any(number in self._signals for number in heard)
-    if not self._over.wait(self.grace):
+      over = self._over.wait(self.grace)  # here, since a second signal is written to the same socket
+    if not over:
       with self.whole:
         self._written()
         within(_PATIENCE, lambda: print(GIVEN_UP.format(self.grace), flush=True))

@@ -127,6 +127,20 @@ def test_handlers_the_wakeup_and_the_thread_are_as_before_afterwards():
       stops.poll()
 
 
+def test_a_second_signal_is_heard_without_a_complaint(monkeypatch):
+  """As `timeout` or an impatient user sends it. What could not be written for the thread is told to the unraisable hook."""
+  told = []
+  monkeypatch.setattr(sys, "unraisablehook", told.append)
+  with StopSignals(grace=100.0) as stops:
+    (thread,) = [t for t in threading.enumerate() if t.name == "stop"]
+    signal.raise_signal(signal.SIGTERM)
+    thread.join(0.5)  # by now it has read the first one
+    signal.raise_signal(signal.SIGTERM)
+    assert stops.asked
+  thread.join(5)
+  assert not told and not thread.is_alive()
+
+
 def test_a_thread_that_still_compiles_does_not_change_the_exit_code(begin):
   """The thread that samples may be deep in XLA when the run has been saved and closed. By sys.exit this aborts: signal 6."""
   process = begin("""
