@@ -16,6 +16,7 @@ after a newer one is committed. One writer at a time; any number of readers.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ import shutil
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,13 +34,14 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
-from jax.experimental import multihost_utils
 
-from core import blob
+from core import blob, hosts, snapshot
 from core.screens import ScreenStore, write_atomic
+from core.snapshot import is_key, named
 
 FORMAT = 1
 HASH_LIMIT = 256 * 2**20  # larger files are checked by size only; hashing a 7B model's would take minutes
+_saves = itertools.count()  # the same in every process: all save alike, in the same order
 _STEP = re.compile(r"(\d+)(?:\.(\d+))?\Z")
 
 
@@ -73,6 +76,7 @@ class Checkpointer:
     self.screens = ScreenStore(self.directory / "screens")
     self._thread: threading.Thread | None = None
     self._error: BaseException | None = None
+    self._said = ""  # under which the processes met for the newest save
     self._damaged: set[pathlib.Path] = set()  # found damaged by restore: no longer counted as complete
 
   def __enter__(self) -> Checkpointer:
@@ -96,7 +100,8 @@ class Checkpointer:
     self._thread = None
     if self._error is not None:
       error, self._error = self._error, None
-      raise OSError(f"saving a checkpoint under {self.directory} failed: {error}") from error
+      kind = hosts.Parted if isinstance(error, hosts.Parted) else OSError
+      raise kind(f"saving a checkpoint under {self.directory} failed: {error}") from error
 
   def steps(self) -> list[int]:
     """Complete steps, oldest first."""
@@ -119,9 +124,38 @@ class Checkpointer:
     Both are copied before this returns, so the next update may donate the buffers. A step that is not newer than the newest
     on disk is refused; force=True writes it and drops the newer ones (a rollback). block=False writes in the background;
     its error is raised by the next save, wait or close. With several processes every process calls this with its own host
-    state, and it always blocks.
+    state, and what fails in one is an error in all.
     """
+    name, temp = f"saves/{next(_saves)}", self.directory / f"tmp-{step}"
     self.wait()
+    with hosts.together(f"{name}/begun"):
+      self._check(step, score, force)
+      leaves, entries = snapshot.copied(tree)
+      encoded = blob.encode(host)
+      if jax.process_index() == 0:
+        _remove(temp)
+        snapshot.make(temp / "tree", leaves)
+    hosts.forget(self._said)
+    self._said = name
+    with hosts.together(f"{name}/copied"):
+      written = snapshot.begin(temp / "tree", leaves)
+    manifest = {
+      "format": FORMAT,
+      "step": int(step),
+      "score": score,
+      "leaves": entries,
+      "processes": jax.process_count(),
+      "saved_at": time.time(),
+    }
+    if block:
+      self._write(name, temp, written, encoded, manifest)
+    else:
+      self._thread = threading.Thread(
+        target=self._write_in_background, args=(name, temp, written, encoded, manifest), name=f"checkpoint-{step}"
+      )
+      self._thread.start()
+
+  def _check(self, step: int, score: float | None, force: bool) -> None:
     newest = max(self.steps(), default=-1)
     if step != int(step) or step < 0:
       raise ValueError(f"checkpoint step {step!r}, wanted a whole number >= 0")
@@ -132,23 +166,6 @@ class Checkpointer:
       )
     if score is not None and not math.isfinite(score):
       raise ValueError(f"checkpoint {step}: score is {score}, wanted a finite number or None")
-    leaves, entries = _snapshot(tree)
-    encoded = blob.encode(host)
-    manifest = {
-      "format": FORMAT,
-      "step": int(step),
-      "score": score,
-      "leaves": entries,
-      "processes": jax.process_count(),
-      "saved_at": time.time(),
-    }
-    if block or jax.process_count() > 1:
-      self._write(int(step), leaves, encoded, manifest)
-    else:
-      self._thread = threading.Thread(
-        target=self._write_in_background, args=(int(step), leaves, encoded, manifest), name=f"checkpoint-{step}"
-      )
-      self._thread.start()
 
   def restore(self, target: Any, step: int | None = None, *, partial: bool = False, cast: bool = False, whole: str = ""):
     """-> (device tree, host state, step). target: the wanted tree, arrays or ShapeDtypeStructs; its shardings are used.
@@ -194,34 +211,33 @@ class Checkpointer:
     found.sort()
     return [s for i, s in enumerate(found) if all(later.step > s.step for later in found[i + 1 :])]
 
-  def _write_in_background(self, *args) -> None:
+  def _write_in_background(self, name: str, temp: pathlib.Path, *args) -> None:
     try:
-      self._write(*args)
+      self._write(name, temp, *args)
     except BaseException as e:  # noqa: BLE001 - kept, and raised by wait()
       self._error = e
-      logging.error("CHECKPOINT %s WAS NOT SAVED: %s", args[0], e)
+      logging.error("CHECKPOINT %s WAS NOT SAVED: %s", temp, e)
 
-  def _write(self, step: int, leaves: dict[str, Any], encoded: tuple, manifest: dict[str, Any]) -> None:
-    first, temp = jax.process_index() == 0, self.directory / f"tmp-{step}"
-    if first:
-      _remove(temp)
-      temp.mkdir(parents=True)
-    _barrier(f"checkpoint {step} begins")
-    if leaves:
-      ocp.PyTreeCheckpointer().save(temp / "tree", leaves)
-    self._write_host(temp, encoded)
-    _barrier(f"checkpoint {step} is written")
-    if first:
-      saved = self._saved()
-      manifest["serial"] = 1 + max((s.serial for s in saved), default=0)
-      manifest["files"] = {str(p.relative_to(temp)): _file_entry(p) for p in sorted(temp.rglob("*")) if p.is_file()}
-      write_atomic(temp / "manifest.json", json.dumps(manifest, indent=1).encode())
-      path = _free_name(self.directory, step)
-      os.rename(temp, path)
-      _sync_folder(self.directory)
-      self._damaged.discard(path)
-      self._prune()
-    _barrier(f"checkpoint {step} is committed")
+  def _write(self, name: str, temp: pathlib.Path, written: Callable[[float | None], None], encoded: tuple, manifest: dict) -> None:
+    """In the background it runs beside the next updates: the processes meet without a collective."""
+    with hosts.together(f"{name}/written"):
+      written(hosts.patience())
+      self._write_host(temp, encoded)
+    with hosts.together(f"{name}/committed"):
+      if jax.process_index() == 0:
+        self._commit(temp, manifest)
+
+  def _commit(self, temp: pathlib.Path, manifest: dict) -> None:
+    snapshot.end(temp / "tree")
+    saved = self._saved()
+    manifest["serial"] = 1 + max((s.serial for s in saved), default=0)
+    manifest["files"] = {str(p.relative_to(temp)): _file_entry(p) for p in sorted(temp.rglob("*")) if p.is_file()}
+    write_atomic(temp / "manifest.json", json.dumps(manifest, indent=1).encode())
+    path = _free_name(self.directory, manifest["step"])
+    os.rename(temp, path)
+    _sync_folder(self.directory)
+    self._damaged.discard(path)
+    self._prune()
 
   def _write_host(self, temp: pathlib.Path, encoded: tuple) -> None:
     text, arrays, screens = encoded
@@ -291,56 +307,25 @@ def read_numpy(path: str | os.PathLike) -> dict[str, np.ndarray]:
 # ---- the device tree
 
 
-def _named(tree: Any) -> list[tuple[str, Any]]:
-  """Leaves with names such as "opt_state/0/mu/head/w": the same for a dict, a dataclass and a namedtuple."""
-  paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return [(jax.tree_util.keystr(path, simple=True, separator="/") or "value", x) for path, x in paths]
-
-
-def _is_key(x: Any) -> bool:
-  return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _snapshot(tree: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Copies of all leaves by name for orbax, and their entries for the manifest. Nothing shares memory with `tree`."""
-  leaves, entries = {}, {}
-  for name, x in _named(tree):
-    if not isinstance(x, jax.Array | np.ndarray | np.generic):
-      raise ValueError(f"checkpoint leaf {name} is a {type(x).__name__}, wanted an array; plain values belong in the host state")
-    if name in entries:
-      raise ValueError(f"two checkpoint leaves are called {name}; rename one")
-    entry = {"name": name, "shape": list(x.shape), "dtype": str(x.dtype)}
-    if _is_key(x):
-      entry["key"] = str(jax.random.key_impl(x))
-      x = jax.random.key_data(x)
-    elif x.dtype.hasobject:
-      raise ValueError(f"checkpoint leaf {name} is an array of Python objects, wanted numbers")
-    if not isinstance(x, jax.Array) or x.is_fully_addressable:
-      x = np.array(x, copy=True)  # a copy even on CPU, where numpy would otherwise look into the donated buffer
-    entries[name] = entry | {"stored_shape": list(x.shape), "stored_dtype": str(x.dtype)}
-    leaves[name] = x
-  return {n: x for n, x in leaves.items() if x.size}, list(entries.values())  # orbax refuses empty arrays; none is needed
-
-
 def _stored(entry: dict[str, Any], sharding: Any = None) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(entry["stored_shape"], np.dtype(entry["stored_dtype"]), sharding=sharding)
 
 
 def _read_tree(saved: Saved, target: Any, partial: bool, cast: bool, whole: str) -> Any:
   """The tree with `target`'s structure, dtypes and shardings. All is compared before anything is read."""
-  named = _named(target)
+  wanted = named(target)
   entries = {e["name"]: e for e in saved.manifest["leaves"]}
-  _compare(saved, named, entries, partial, cast, whole)
+  _compare(saved, wanted, entries, partial, cast, whole)
   try:
-    read = _orbax_read(saved.path, {name: _stored(entries[name], _placement(x)) for name, x in named})
+    read = _orbax_read(saved.path, {name: _stored(entries[name], _placement(x)) for name, x in wanted})
   except (ValueError, OSError) as e:
     raise Damaged(f"tree: {' '.join(str(e).split())[:300]}") from e
-  return jax.tree.unflatten(jax.tree.structure(target), [_finish(read[n], x, entries[n]) for n, x in named])
+  return jax.tree.unflatten(jax.tree.structure(target), [_finish(read[n], x, entries[n]) for n, x in wanted])
 
 
 def _placement(x: Any):
   """The sharding orbax reads a leaf into, or None to read it as numpy: for keys, numpy targets and arrays bound to no device."""
-  if _is_key(x) or isinstance(x, np.ndarray | np.generic) or not getattr(x, "committed", True):
+  if is_key(x) or isinstance(x, np.ndarray | np.generic) or not getattr(x, "committed", True):
     return None
   return x.sharding
 
@@ -360,10 +345,10 @@ def _finish(value: Any, want: Any, entry: dict[str, Any]) -> Any:
   return value
 
 
-def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool, cast: bool, whole: str) -> None:
+def _compare(saved: Saved, wanted: list, entries: dict[str, dict], partial: bool, cast: bool, whole: str) -> None:
   """One line about the first leaf that does not fit, if any."""
-  names = {n for n, _ in named}
-  missing = [n for n, _ in named if n not in entries]
+  names = {n for n, _ in wanted}
+  missing = [n for n, _ in wanted if n not in entries]
   extra = [n for n in entries if n not in names]
   if missing:
     raise Misfit(
@@ -376,11 +361,11 @@ def _compare(saved: Saved, named: list, entries: dict[str, dict], partial: bool,
       f"checkpoint {saved.path} has leaf {extra[0]}{_more(extra)}, which the target does not have"
       + ("" if partial else "; partial=True leaves such leaves out")
     )
-  for name, x in named:
+  for name, x in wanted:
     got, want = entries[name], (list(x.shape), str(x.dtype))
-    castable = cast and "key" not in got and not _is_key(x)
+    castable = cast and "key" not in got and not is_key(x)
     if got["shape"] != want[0] or (got["dtype"] != want[1] and not castable):
-      hint = "; cast=True converts it" if got["shape"] == want[0] and "key" not in got and not _is_key(x) else ""
+      hint = "; cast=True converts it" if got["shape"] == want[0] and "key" not in got and not is_key(x) else ""
       raise Misfit(f"checkpoint {saved.path}: leaf {name} is {got['dtype']} {got['shape']}, wanted {want[1]} {want[0]}{hint}")
 
 
@@ -472,8 +457,3 @@ def _sync_folder(path: pathlib.Path) -> None:
     os.fsync(handle)
   finally:
     os.close(handle)
-
-
-def _barrier(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)

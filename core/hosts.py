@@ -8,12 +8,14 @@ seconds (an abort, or core.stop.EXIT_PARTED), and supervise.py on each brings it
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import pathlib
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +168,46 @@ def most(number: int) -> int:
   return max(everyone(number))
 
 
+@contextlib.contextmanager
+def together(name: str):
+  """What all processes do, and have done when this ends: an error of one is an error in every one (OSError with its words where it is
+  another's). For threads beside the main one too: no device is asked, and `everyone` is not mixed up. name: of this meeting alone."""
+  error = None
+  try:
+    yield
+  except Exception as own:
+    if alone():
+      raise
+    error = own
+  if alone():
+    return
+  try:
+    said = _words(name, "" if error is None else f"{type(error).__name__}: {error}")
+  except RuntimeError as lost:
+    raise Parted(f"a process of this run did not answer: {' '.join(str(lost).split())[:200]}") from (error or lost)
+  if error is not None:
+    raise error
+  if told := [f"process {i}: {words}" for i, words in enumerate(said) if words]:
+    raise OSError(told[0])
+
+
+def _words(name: str, mine: str) -> list[str]:
+  client, until = distributed.global_state.client, time.monotonic() + _patience
+  client.key_value_set_bytes(f"practice/{name}/{jax.process_index()}", json.dumps(mine[:_PART]).encode())
+  return [json.loads(_awaited(client, f"practice/{name}/{other}", until)) for other in range(jax.process_count())]
+
+
+def patience() -> float | None:
+  """Seconds that other processes wait for what this one does; None where there are none."""
+  return None if alone() else _patience
+
+
+def forget(name: str) -> None:
+  """What was said in meetings under this name; after a later one, to which all that were in it have come."""
+  if name and not alone() and jax.process_index() == 0:
+    distributed.global_state.client.key_value_delete(f"practice/{name}/")
+
+
 def _exchange(mine: bytes) -> list[bytes]:
   """Every process's bytes, by the coordinator's store: no device is asked, nothing compiles."""
   try:
@@ -200,7 +242,8 @@ def _awaited(client: Any, key: str, until: float) -> bytes:
     except RuntimeError as error:
       if "DEADLINE_EXCEEDED" not in str(error) or left <= _SLICE:
         raise
-      _beat("waiting for other processes")
+      if threading.current_thread() is threading.main_thread():  # another thread's waiting is no sign of the main one's life
+        _beat("waiting for other processes")
 
 
 def watched(beat: Callable[[str], None]) -> None:

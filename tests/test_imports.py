@@ -23,7 +23,7 @@ MAY_IMPORT = {  # first-party, besides the package itself; None = everything but
 }
 BASE = {"numpy", "ml_collections"}
 THIRD_PARTY = {  # besides BASE and the standard library; packages that are not here answer to JAX_FREE or to nothing
-  "core": {"jax", "flax", "optax", "orbax", "tensorboard", "absl", "ml_dtypes"},
+  "core": {"jax", "flax", "optax", "orbax", "etils", "tensorboard", "absl", "ml_dtypes"},
   "losses": {"jax", "chex"},
   "agents": {"jax"},
   "models": {"jax", "flax", "safetensors", "tokenizers", "PIL"},

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from ports import free_address
 
-from core.checkpoint import Checkpointer
+from core.checkpoint import Checkpointer, read_numpy
 from core.find import ROOT
 
 SAVE = """
@@ -79,6 +79,108 @@ assert c.steps() == [2]
   back, host, step = Checkpointer(tmp_path).restore({"w": jnp.zeros((8, 4)), "b": np.zeros(3, np.float32)})
   assert step == 2 and host["me"] == 0
   np.testing.assert_array_equal(back["w"], np.arange(32.0).reshape(8, 4))
+
+
+SEVERAL = """
+import sys, threading, time, jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+from functools import partial
+from core import hosts
+SAVED
+import asyncio
+from orbax.checkpoint._src.serialization import jax_array_handlers as handlers
+write = handlers._async_serialize_replica_slices
+me, checkpoints = jax.process_index(), Checkpointer(sys.argv[1], keep=3)
+write_host = Checkpointer._write_host
+def refused(what):
+  try: what()
+  except OSError as error: return str(error)
+"""
+BESIDE = """
+go = threading.Event()
+async def held(*args, **how):  # what orbax writes from the host's memory
+  await asyncio.to_thread(go.wait, 60)
+  return await write(*args, **how)
+handlers._async_serialize_replica_slices = held
+tree = {"w": put(jnp.linspace(-1.0, 1.0, 1 << 20).reshape(1 << 10, 1 << 10), "x"), "b": put(jnp.ones(3))}
+@partial(jax.jit, donate_argnums=0)
+def update(tree):
+  return {"w": tree["w"] * 0.99 + jnp.sum(tree["w"] ** 2) * 1e-9, "b": tree["b"] + jnp.mean(tree["w"])}
+whole = jax.jit(partial(jax.tree.map, jnp.copy), out_shardings=NamedSharding(mesh, P()))
+def run(tree, updates):
+  for _ in range(updates): tree = jax.block_until_ready(update(tree))
+  return tree
+def note(tree, step):
+  if me == 0: np.savez(f"{sys.argv[1]}-{step}.npz", **{k: np.array(v.addressable_data(0)) for k, v in whole(tree).items()})
+  else: jax.block_until_ready(whole(tree))
+tree = run(tree, 3)
+note(tree, 1)
+checkpoints.save(1, tree, {"me": me}, block=False)
+tree = run(tree, 20)  # all-reduces of the whole mesh, beside the writer
+assert checkpoints._thread.is_alive() and checkpoints.steps() == []
+note(tree, 2)
+threading.Timer(0.5, go.set).start()
+checkpoints.save(2, tree, {"me": me}, block=False)  # waits for the first
+assert go.is_set() and checkpoints.steps()[0] == 1
+tree = run(tree, 20)
+checkpoints.written()
+assert checkpoints.steps() == [1, 2]
+checkpoints.close()
+want = np.load(f"{sys.argv[1]}-1.npz")
+back, host, step = checkpoints.restore(tree, 1)
+assert host == {"me": me}
+for name, x in back.items():
+  for shard in x.addressable_shards: assert np.asarray(shard.data).tobytes() == want[name][shard.index].tobytes(), name
+"""
+
+
+def two_processes(code, folder):
+  address = free_address()
+  finish(*[python(SEVERAL.replace("SAVED", SAVE) + code, 2, folder, address, i) for i in range(2)])
+
+
+def test_two_processes_save_while_their_updates_go_on(tmp_path):
+  """The writer is held up: save has returned, both go on reducing over the mesh in donated buffers, and what is restored is what was there
+  when save was called. The second save waits for the first."""
+  two_processes(BESIDE, tmp_path / "steps")
+  for step in (1, 2):
+    got, want = read_numpy(tmp_path / "steps" / str(step)), np.load(tmp_path / f"steps-{step}.npz")
+    assert {name: x.tobytes() for name, x in got.items()} == {name: want[name].tobytes() for name in want}
+
+
+def test_what_fails_in_one_process_is_an_error_in_both_and_who_does_not_come_is_not_waited_for_for_ever(tmp_path):
+  code = """
+def full(self, *args): raise OSError("No space left on device")
+checkpoints.save(1, tree, {"me": me})
+if me == 1: Checkpointer._write_host = full
+checkpoints.save(2, tree, {"me": me}, block=False)
+said = refused(checkpoints.wait)
+assert "No space left on device" in said and ("process 1" in said) == (me == 0), said
+said = refused(lambda: checkpoints.save(2, tree, {"me": me}))
+assert "No space left on device" in said, said
+Checkpointer._write_host = write_host
+async def broken(*args, **how): raise OSError("orbax cannot write")
+if me == 0: handlers._async_serialize_replica_slices = broken
+checkpoints.save(2, tree, {"me": me}, block=False)
+said = refused(checkpoints.wait)
+assert "orbax cannot write" in said and ("process 0" in said) == (me == 1), said
+handlers._async_serialize_replica_slices = write
+try: said = refused(lambda: checkpoints.save(2, tree, {"me": object() if me == 1 else me}, block=False))
+except (TypeError, ValueError): said = ""  # its own host state, as in a run of one process
+assert ("process 1" in said) == (me == 0), said
+assert checkpoints.steps() == [1]
+checkpoints.save(3, tree, {"me": me}, block=False)
+checkpoints.close()
+assert checkpoints.steps() == [1, 3] and not list(checkpoints.directory.glob("tmp-*"))
+if me == 0:
+  hosts._patience = 1.0
+  try: checkpoints.save(4, tree, {"me": me}, block=False)
+  except hosts.Parted as error: assert "did not answer" in str(error)
+  else: raise AssertionError("nobody else was there")
+  hosts._patience = 100.0
+hosts.everyone(me)
+"""
+  two_processes(code, tmp_path)
 
 
 LEARNER = """
