@@ -52,7 +52,7 @@ def rows(paths: list, hand: at_hand.Hand) -> list[dict]:
 
 def kind_of(why: str) -> str:
   """A reason without its particulars, to count by."""
-  return why.split(":")[0].split(" (")[0][:60] if not why.startswith("unknown") else " ".join(why.split()[:2])
+  return why.split(":")[0].split(" (")[0].split(", which")[0] if not why.startswith("unknown") else " ".join(why.split()[:2])
 
 
 def main(argv: list[str]) -> int:

@@ -221,6 +221,17 @@ def test_the_list_has_a_row_for_every_file_whatever_is_in_it(tmp_path, capsys):
   assert "1 of 5 can be run" in capsys.readouterr().out
 
 
+def test_reasons_are_counted_without_their_particulars_and_not_cut_in_a_word():
+  for why, kind in {
+    "getter url_dashPart needs Chrome's debugging port or the live web, which is not spoken": (
+      "getter url_dashPart needs Chrome's debugging port or the live web"
+    ),
+    "not on this machine: https://a/b (env.mirrors, or --prefetch)": "not on this machine",
+    "unknown metric compare_vibes: not built in": "unknown metric",
+  }.items():
+    assert command.kind_of(why) == kind
+
+
 def test_an_index_chooses_and_wrong_folders_are_one_line(tmp_path, capsys):
   folder = laid_out(tmp_path, a=task(id="a"), b=task(id="b"))
   (tmp_path / "test_small.json").write_text(json.dumps({"os": ["b", "z"]}))
