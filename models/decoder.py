@@ -245,12 +245,13 @@ def _layer(params: dict, i: int) -> dict:
 
 def prefill(
   params: dict, cfg: ModelConfig, tokens: jax.Array, positions: jax.Array, valid: jax.Array, cache: Cache, vision: Vision | None = None,
-  *, attention="auto",
+  *, attention="auto", in_turn: bool | None = None,
 ) -> tuple[jax.Array, Cache]:  # fmt: skip
   """Appends a chunk to every row: (hidden [B, T, D], cache). Rows may be ragged and may already hold anything.
 
   tokens i32 [B, T], positions i32 [P, B, T], valid bool [B, T]: True places come first in a row; a row without any is left as it was.
-  No row may grow beyond the cache's places (the caller's to see to, as lengths are traced).
+  No row may grow beyond the cache's places (the caller's to see to, as lengths are traced). in_turn: whether chunks of one place are
+  written a row after the other (`one_by_one`); None: on TPUs.
   """
   batch, count = tokens.shape
   parts = lambda held: held if isinstance(held, list) else [held]
@@ -263,9 +264,13 @@ def prefill(
   visible = Visible(place, order, jnp.ones_like(place), jnp.ones_like(order))
   turn, rows = rope_tables(cfg, positions), jnp.arange(batch)[:, None]
 
+  def scattered(part, new, at):
+    return part.at[rows, :, at].set(jnp.pad(new, ((0, 0), (0, lone), (0, 0), (0, 0))), mode="drop")
+
+  write = one_by_one if count == 1 and (jax.default_backend() == "tpu" if in_turn is None else in_turn) else scattered
+
   def put(held, new):
-    new = jnp.pad(new, ((0, 0), (0, lone), (0, 0), (0, 0)))
-    grown = [part.at[rows, :, at].set(new.astype(part.dtype), mode="drop") for part, at in zip(parts(held), targets, strict=True)]
+    grown = [write(part, new.astype(part.dtype), at) for part, at in zip(parts(held), targets, strict=True)]
     return grown if isinstance(held, list) else grown[0]
 
   x, keys, values = embed(params, tokens, vision), [], []
@@ -282,12 +287,26 @@ def prefill(
   return rms_norm(x, params["model"]["norm"]["weight"], cfg.eps), grown
 
 
+def one_by_one(part: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
+  """A row's new place [B, 1, K, d] written at at[:, 0] of part [B, K, n, d], or nowhere from n on: a row after the other, in place. For a
+  scatter of them the TPU's compiler copies the whole part, in another layout, and back."""
+  n, new = part.shape[2], jnp.moveaxis(new, 1, 2)  # turned as a whole: a row turned in the loop would turn the part's layout
+
+  def one(b, part):
+    start = (b, 0, jnp.minimum(at[b, 0], n - 1), 0)
+    row = jax.lax.dynamic_index_in_dim(new, b)
+    return jax.lax.dynamic_update_slice(part, jnp.where(at[b, 0] < n, row, jax.lax.dynamic_slice(part, start, row.shape)), start)
+
+  return jax.lax.fori_loop(0, part.shape[0], one, part)
+
+
 def decode_step(
-  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, attention="auto"
+  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, attention="auto",
+  in_turn: bool | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Appends one text token [B] to every row, or to those that are active (bool [B]), at the row's next position; returns the hidden
   states [B, D] that the tokens after are sampled from."""
   valid = jnp.ones(token.shape, bool) if active is None else active
   position = cache.next_position[None, :, None]
-  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, attention=attention)
+  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, attention=attention, in_turn=in_turn)
   return hidden[:, 0], cache

@@ -51,7 +51,7 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
   policy = Policy(*[None] * len(Policy._fields))._replace(
     name=text.family, logits=decoder.logits, unstack=unstack, encode_images=lambda params, images: None,
     init_cache=lambda batch, size: decoder.init_cache(text, batch, size, dtype),
-    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache),
+    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache, in_turn=True),
   )  # fmt: skip
   cache = jax.eval_shape(lambda: engine.empty_cache(policy, d.sessions, (d.filled,)))
   there = jax.sharding.SingleDeviceSharding(device)
@@ -67,7 +67,7 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
     return d._replace(room=0, said=f"the compiler refuses it: {one_line(error)}")
   m = program.memory_analysis()
   sizes = {"weights": size_of(params), "cache": size_of(cache)}
-  more = m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes - sum(sizes.values())
+  more = m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes  # beside the weights and the cache, which is donated
   read = program.cost_analysis().get("bytes accessed", 0.0)
   said = f"compiled in {time.monotonic() - began:.0f} s"
   return d._replace(held=sizes | {"temporaries": more + m.generated_code_size_in_bytes}, read=read, said=said)
