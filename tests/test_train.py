@@ -127,6 +127,13 @@ def test_nobody_trains_on_a_computer_that_cannot_be_won(tmp_path, monkeypatch, c
   assert gate.read(tmp_path / "run")["known_good"] == 0.0 and not (tmp_path / "run" / "copying").exists()
 
 
+def test_a_goal_that_the_tiny_policy_does_not_take_is_refused_before_anything_starts(tmp_path, capsys):
+  assert train.main([*command(tmp_path / "run"), "--config.policy.tiny.max_goal=2"]) == config_lib.EXIT_USAGE
+  said = capsys.readouterr()
+  assert said.err.count("\n") == 1 and "the tiny policy takes 2: raise policy.tiny.max_goal" in said.err
+  assert "demonstrations" not in said.out
+
+
 def test_only_selected_tasks_are_practised(straight, tmp_path, capsys):
   cfg, _ = config_lib.load_config(command(straight))
   tasks = [t.id for t in evaluate.build(cfg).tasks["practice"]]
