@@ -144,15 +144,14 @@ def build(cfg: ml_collections.ConfigDict) -> World:
     read = find("models", "checkpoint").read(cfg.policy, own, grammar, size)
     policy, env = read.policy, policies.suited(env, read.policy, grammar)
     suite.check(env)
-    width = len
     given = {"start": read.load, "base": read.base, "learner": read.learner}
   elif cfg.policy.name not in cfg.policy:
     raise ValueError(f"policy.name is {cfg.policy.name!r}: this version's configs hold the knobs of 'tiny', and policy.checkpoint")
   else:
     policy = find("models", cfg.policy.name, having="make").make(cfg.policy[cfg.policy.name], pieces, size)
-    width = lambda goal: len(policy.tokenizer.encode(goal))
-  longest = max((task.goal for some in tasks.values() for task in some), key=width)
-  policy.prompt(longest, [np.zeros((size[1], size[0], 3), np.uint8)], "")  # refuses a budget that no prompt of it fits into
+  goals = {task.goal for some in tasks.values() for task in some}
+  for goal in {max(goals, key=len)} if cfg.policy.checkpoint else goals:
+    policy.prompt(goal, [np.zeros((size[1], size[0], 3), np.uint8)], "")  # refuses a budget that no prompt of it fits into
   return World(
     policy=policy,
     screen_shape=(size[1], size[0], 3),
