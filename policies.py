@@ -97,23 +97,23 @@ def stepped(knobs: ml_collections.ConfigDict) -> dict[str, Any]:
 def restored(run: Any) -> Any:
   """What a run of train.py learns: as it was saved last, or as it begins. ValueError where a checkpoint's tensor holds no numbers: this
   reads every one that the run will use. It comes before computers are started, which takes longer, and holds machines."""
-  folder = run.cfg.policy.checkpoint
-  if found := run.session.restore(begun(run, abstract=True)):
-    facts = run.facts
-    same_base(facts, folder, run.workdir)
+  found, facts = run.session.restore(begun(run, abstract=True)), run.facts
+  facts["base"] = same_base(facts, run.cfg.policy.checkpoint, run.workdir)
+  if found:
     print(f"resuming {run.workdir} at {facts['phase']} update {facts['done']} (policy version {facts['version']})", flush=True)
     if run.mesh.size == 1 and not run.cfg.mesh.offload:
       found = jax.device_put(found, run.mesh.devices.flat[0])  # bound to it, as learner_lib.compiled leaves what begins
-  run.facts["base"] = hf.fingerprint(folder) if folder else ""
   run.base()  # what adapters join is read by nothing else yet
   return found or begun(run)
 
 
-def same_base(facts: Mapping[str, Any], folder: str, workdir: Any) -> None:
-  """ValueError where a run began from other weights than now stand in its checkpoint's folder: adapters would join another model."""
-  began = facts.get("base", "")  # of a run that was made before this was noted, nothing can be said
-  if folder and began and began != hf.fingerprint(folder):
+def same_base(facts: Mapping[str, Any], folder: str, workdir: Any) -> str:
+  """The fingerprint of a checkpoint's folder, "" of none. ValueError where a run began from other weights than now stand there: adapters
+  would join another model."""
+  began, found = facts.get("base", ""), hf.fingerprint(folder) if folder else ""
+  if began and found and began != found:  # of a run that was made before this was noted, nothing can be said
     raise ValueError(f"{folder} holds other weights than {workdir} began from: put those back, or begin anew with --fresh")
+  return found
 
 
 def begun(run: Any, abstract: bool = False) -> Any:

@@ -142,7 +142,10 @@ def own(workdir: pathlib.Path) -> pathlib.Path:
 
 def everyone(value: Any) -> list[Any]:
   """What each process says, in their order; plain values as JSON holds them. All must call this in the same places."""
-  return [json.loads(text) for text in _exchange(json.dumps(value).encode())] if not alone() else [value]
+  if alone():
+    return [value]
+  turn = next(_rounds)  # all have spoken in this round, so none is behind the one before
+  return [json.loads(text) for text in _exchange(str(turn), json.dumps(value).encode(), over=str(turn - 2) if turn > 1 else "")]
 
 
 def parted(error: BaseException) -> bool:
@@ -182,19 +185,13 @@ def together(name: str):
   if alone():
     return
   try:
-    said = _words(name, "" if error is None else f"{type(error).__name__}: {error}")
-  except RuntimeError as lost:
-    raise Parted(f"a process of this run did not answer: {' '.join(str(lost).split())[:200]}") from (error or lost)
+    said = _exchange(name, b"" if error is None else f"{type(error).__name__}: {error}".encode())
+  except Parted as lost:
+    raise lost from (error or lost.__cause__)
   if error is not None:
     raise error
-  if told := [f"process {i}: {words}" for i, words in enumerate(said) if words]:
+  if told := [f"process {i}: {words.decode()}" for i, words in enumerate(said) if words]:
     raise OSError(told[0])
-
-
-def _words(name: str, mine: str) -> list[str]:
-  client, until = distributed.global_state.client, time.monotonic() + _patience
-  client.key_value_set_bytes(f"practice/{name}/{jax.process_index()}", json.dumps(mine[:_PART]).encode())
-  return [json.loads(_awaited(client, f"practice/{name}/{other}", until)) for other in range(jax.process_count())]
 
 
 def patience() -> float | None:
@@ -208,27 +205,28 @@ def forget(name: str) -> None:
     distributed.global_state.client.key_value_delete(f"practice/{name}/")
 
 
-def _exchange(mine: bytes) -> list[bytes]:
-  """Every process's bytes, by the coordinator's store: no device is asked, nothing compiles."""
+def _exchange(name: str, mine: bytes, over: str = "") -> list[bytes]:
+  """Every process's bytes, by the coordinator's store: no device is asked, nothing compiles. name: of this exchange alone; over: the name
+  of one that all have left, which is forgotten."""
   try:
-    return _exchanged(mine)
+    found = _exchanged(f"practice/{name}", mine)
+    forget(over)
   except RuntimeError as error:
     raise Parted(f"a process of this run did not answer: {' '.join(str(error).split())[:200]}") from error
+  return found
 
 
-def _exchanged(mine: bytes) -> list[bytes]:
-  client, index, turn = distributed.global_state.client, jax.process_index(), next(_rounds)
+def _exchanged(place: str, mine: bytes) -> list[bytes]:
+  client, index = distributed.global_state.client, jax.process_index()
   parts = [mine[i : i + _PART] for i in range(0, len(mine), _PART)] or [b""]
-  client.key_value_set_bytes(f"practice/{turn}/{index}", str(len(parts)).encode())
+  client.key_value_set_bytes(f"{place}/{index}", str(len(parts)).encode())
   for i, part in enumerate(parts):
-    client.key_value_set_bytes(f"practice/{turn}/{index}/{i}", part)
+    client.key_value_set_bytes(f"{place}/{index}/{i}", part)
   until, found = time.monotonic() + _patience, []
   wait = lambda key: _awaited(client, key, until)
   for other in range(jax.process_count()):
-    n = int(wait(f"practice/{turn}/{other}"))
-    found.append(b"".join(wait(f"practice/{turn}/{other}/{i}") for i in range(n)) if other != index else mine)
-  if index == 0 and turn > 1:  # all have spoken in this round, so none is behind the one before
-    client.key_value_delete(f"practice/{turn - 2}/")
+    n = int(wait(f"{place}/{other}"))
+    found.append(b"".join(wait(f"{place}/{other}/{i}") for i in range(n)) if other != index else mine)
   return found
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath  # the paths orbax's handlers take, which it brings along
 
+from core.mesh import names
+
 
 def named(tree: Any) -> list[tuple[str, Any]]:
   """Leaves with names such as "opt_state/0/mu/head/w": the same for a dict, a dataclass and a namedtuple."""
-  paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return [(jax.tree_util.keystr(path, simple=True, separator="/") or "value", x) for path, x in paths]
+  return [(name or "value", x) for name, x in names(tree)]
 
 
 def is_key(x: Any) -> bool:

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from core.mesh import ROWS, constrain, gathered
-from models.attention import Visible, mix, over_cache, packed
+from models.attention import Visible, mix, over_cache, packed, platform
 from models.config import ModelConfig
 from models.layers import features_at, head_logprobs, linear, rms_norm, rope_tables, rotate
 
@@ -245,13 +245,12 @@ def _layer(params: dict, i: int) -> dict:
 
 def prefill(
   params: dict, cfg: ModelConfig, tokens: jax.Array, positions: jax.Array, valid: jax.Array, cache: Cache, vision: Vision | None = None,
-  *, attention="auto", in_turn: bool | None = None,
+  *, attention="auto",
 ) -> tuple[jax.Array, Cache]:  # fmt: skip
   """Appends a chunk to every row: (hidden [B, T, D], cache). Rows may be ragged and may already hold anything.
 
   tokens i32 [B, T], positions i32 [P, B, T], valid bool [B, T]: True places come first in a row; a row without any is left as it was.
-  No row may grow beyond the cache's places (the caller's to see to, as lengths are traced). in_turn: whether chunks of one place are
-  written a row after the other (`one_by_one`); None: on TPUs.
+  No row may grow beyond the cache's places (the caller's to see to, as lengths are traced).
   """
   batch, count = tokens.shape
   parts = lambda held: held if isinstance(held, list) else [held]
@@ -267,7 +266,7 @@ def prefill(
   def scattered(part, new, at):
     return part.at[rows, :, at].set(jnp.pad(new, ((0, 0), (0, lone), (0, 0), (0, 0))), mode="drop")
 
-  write = one_by_one if count == 1 and (jax.default_backend() == "tpu" if in_turn is None else in_turn) else scattered
+  write = one_by_one if count == 1 and platform() == "tpu" else scattered
 
   def put(held, new):
     grown = [write(part, new.astype(part.dtype), at) for part, at in zip(parts(held), targets, strict=True)]
@@ -301,12 +300,11 @@ def one_by_one(part: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def decode_step(
-  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, attention="auto",
-  in_turn: bool | None = None,
+  params: dict, cfg: ModelConfig, token: jax.Array, cache: Cache, active: jax.Array | None = None, *, attention="auto"
 ) -> tuple[jax.Array, Cache]:
   """Appends one text token [B] to every row, or to those that are active (bool [B]), at the row's next position; returns the hidden
   states [B, D] that the tokens after are sampled from."""
   valid = jnp.ones(token.shape, bool) if active is None else active
   position = cache.next_position[None, :, None]
-  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, attention=attention, in_turn=in_turn)
+  hidden, cache = prefill(params, cfg, token[:, None], position, valid[:, None], cache, attention=attention)
   return hidden[:, 0], cache

@@ -81,9 +81,9 @@ def fingerprint(folder: str | os.PathLike) -> str:
   marks = {}
   for file in {one.file for one in stored(folder).values()}:
     with open(file, "rb") as f:
-      header = f.read(struct.unpack("<Q", f.read(8))[0])
-      for name, begin, end in _order(json.loads(header)):
-        f.seek(8 + len(header) + begin)
+      head = _head(f)
+      for name, begin, end in _order(head):
+        f.seek(len(head) + begin)
         marks[name] = hashlib.sha256(f.read(min(end - begin, 1024))).hexdigest()
   return hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -347,17 +347,15 @@ def _write(source, known: dict[str, Stored], out, tensor: Callable) -> None:
 def _write_file(file: pathlib.Path, target: pathlib.Path | None, known: dict[str, Stored], tensor: Callable) -> None:
   """One safetensors file with `file`'s own header (names, shapes and dtypes are the same), its tensors written in their order."""
   with open(file, "rb") as old:
-    head = old.read(8)
-    header = old.read(struct.unpack("<Q", head)[0])
-    start = 8 + len(header)
+    head = _head(old)
     new = open(target, "wb") if target else None  # noqa: SIM115 - one process writes, all take part in gathering
     try:
       if new:
-        new.write(head + header)
-      for name, begin, end in _order(json.loads(header)):
+        new.write(head)
+      for name, begin, end in _order(head):
         value = tensor(known[name])
         if new and value is None:
-          old.seek(start + begin)
+          old.seek(len(head) + begin)
           new.write(old.read(end - begin))
         elif new:
           new.write(value.astype(jnp.dtype(DTYPES[known[name].dtype]), copy=False).tobytes())
@@ -369,6 +367,12 @@ def _write_file(file: pathlib.Path, target: pathlib.Path | None, known: dict[str
         new.close()
 
 
-def _order(header: dict) -> Iterator[tuple[str, int, int]]:
-  entries = [(n, *e["data_offsets"]) for n, e in header.items() if n != "__metadata__"]
+def _head(file) -> bytes:
+  """A safetensors file's header, with its length in front: what stands before the first tensor."""
+  length = file.read(8)
+  return length + file.read(struct.unpack("<Q", length)[0])
+
+
+def _order(head: bytes) -> Iterator[tuple[str, int, int]]:
+  entries = [(n, *e["data_offsets"]) for n, e in json.loads(head[8:]).items() if n != "__metadata__"]
   yield from sorted(entries, key=lambda e: e[1:])

@@ -21,12 +21,12 @@ from jax.sharding import PartitionSpec as P
 
 from core.mesh import EVERY, constrain, current, gathered
 from models.attention import DENSE, Visible, choose, chunked, mix, platform, splash_whole
-from models.config import object_of, only, whole
+from models.config import LAYERS, MOST, object_of, only, whole
 from models.decoder import Leaf, remat_body
 from models.images import ImageSpec, normalise
 from models.layers import attend, linear, rotate
 
-MOST = {"depth": 1024, "patch_size": 256, "spatial_merge_size": 64, "temporal_patch_size": 64}  # more is a slip of whoever wrote it
+MOST_OF = {"depth": LAYERS, "patch_size": 256, "spatial_merge_size": 64, "temporal_patch_size": 64}  # more is a slip of whoever wrote it
 QUERY_BLOCK = 128  # queries of every image that attend at a time: 15 images of 1080p then hold 1.3 GB of scores, not 110
 
 
@@ -62,7 +62,7 @@ class VisionConfig:
 
 def sizes(raw: dict, path: str, *names: str) -> list[int]:
   """Whole numbers of `vision_config`."""
-  return [whole(raw, f"vision_config.{name}", path, *([MOST[name]] if name in MOST else [])) for name in names]
+  return [whole(raw, f"vision_config.{name}", path, MOST_OF.get(name, MOST)) for name in names]
 
 
 def tower_config(raw: dict, path: str, act: str, **more) -> VisionConfig:

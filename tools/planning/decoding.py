@@ -51,7 +51,7 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
   policy = Policy(*[None] * len(Policy._fields))._replace(
     name=text.family, logits=decoder.logits, unstack=unstack, encode_images=lambda params, images: None,
     init_cache=lambda batch, size: decoder.init_cache(text, batch, size, dtype),
-    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache, in_turn=True),
+    decode_step=lambda params, token, position, cache: decoder.decode_step(params, text, token, cache),
   )  # fmt: skip
   cache = jax.eval_shape(lambda: engine.empty_cache(policy, d.sessions, (d.filled,)))
   there = jax.sharding.SingleDeviceSharding(device)
@@ -61,8 +61,10 @@ def compile_for(d: Decoding, shape: Shape, how: How, device: Any, steps: int) ->
   stops = jax.ShapeDtypeStruct((1,), np.dtype("i4"), sharding=there)
   given = (params, give(cache), row("i4"), row("i4"), row("i4"), row("?"), row("u4", 2), stops)
   began = time.monotonic()
+  alone = jax.sharding.Mesh(np.array([device]), ("device",)).abstract_mesh  # says what it will run on (models.attention.platform)
   try:
-    program = engine.programs(policy, 1.0).decode.trace(*given, steps=steps).lower(lowering_platforms=("tpu",)).compile()
+    with jax.sharding.use_abstract_mesh(alone):
+      program = engine.programs(policy, 1.0).decode.trace(*given, steps=steps).lower(lowering_platforms=("tpu",)).compile()
   except jax.errors.JaxRuntimeError as error:
     return d._replace(room=0, said=f"the compiler refuses it: {one_line(error)}")
   m = program.memory_analysis()
