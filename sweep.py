@@ -48,6 +48,7 @@ from envs.worker import die_with
 from supervise import reached
 
 GRACE = 150.0  # seconds that runs have to save in when the sweep is stopped: more than supervise.py gives its trainer
+EVERY = 60.0  # seconds from one look at what the runs say to the next
 NEEDED = {  # flags that each way to run a point wants
   "xpk": ("cluster", "accelerator", "image", "out"), "gcloud": ("accelerator", "zone", "runtime", "out"), "slurm": ("nodes",), "": (),
 }  # fmt: skip
@@ -222,13 +223,17 @@ def check(flags: Mapping[str, Any]) -> None:
 
 
 class Local:
-  """Runs points in folders of `out`, at most `jobs` at a time. command(point, workdir): what is started.
+  """Runs points in folders of `out`, at most `jobs` at a time. command(point, workdir): what is started; every: seconds after which it is
+  printed how far each is.
 
   Every child leads a session of its own, dies with this process, and stands in children.json by pid and start time.
   """
 
-  def __init__(self, out: pathlib.Path, jobs: int, gpus: int, command: Callable[[Point, pathlib.Path], list[str]], grace: float = GRACE):
-    self.out, self.jobs, self.gpus, self.command, self.grace = out, jobs, gpus, command, grace
+  def __init__(
+    self, out: pathlib.Path, jobs: int, gpus: int, command: Callable[[Point, pathlib.Path], list[str]], grace: float = GRACE,
+    every: float = EVERY,
+  ):  # fmt: skip
+    self.out, self.jobs, self.gpus, self.command, self.grace, self.every = out, jobs, gpus, command, grace, every
     self.running: dict[str, tuple[subprocess.Popen, int | None, int]] = {}  # by point: process, its start time, its place of `jobs`
     self.failed: dict[str, int] = {}  # exit codes
 
@@ -236,7 +241,7 @@ class Local:
     """Until every point is done or has failed, or a signal asks for an end."""
     waiting = [p for p in points if not done(self.out / p.id)]
     print(f"{len(points)} points in {self.out}, {len(points) - len(waiting)} of them done before", flush=True)
-    count, self.total = len(points) - len(waiting), len(points)
+    count, self.total, looked = len(points) - len(waiting), len(points), time.monotonic()
     try:
       while (waiting or self.running) and not stop.asked:
         while waiting and len(self.running) < self.jobs:
@@ -245,6 +250,10 @@ class Local:
         for point in [p for p, (popen, _, _) in self.running.items() if popen.poll() is not None]:
           count += 1
           self._ended(point, count)
+        if time.monotonic() - looked >= self.every:
+          looked = time.monotonic()
+          for point in self.running:
+            print(f"[{count}/{self.total}] {point}: {last_line(self.out / point / 'log.txt')}", flush=True)
     finally:
       self._end()
 

@@ -135,6 +135,7 @@ def asked(*_):
   sys.exit(75)
 signal.signal(signal.SIGTERM, asked)
 (work / "begun").write_text(f"{os.getpid()} {time.monotonic()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+print("half way", flush=True)
 time.sleep(seconds)
 print("what went wrong" if code else "fine")
 (work / "ended").write_text(f"{time.monotonic()}")
@@ -144,13 +145,13 @@ sys.exit(code)
 points = lambda *names: [Point({"seed": n}, [], f"{n}-00000000") for n in names]
 
 
-def local(tmp_path, jobs, seconds=0.3, codes=None, gpus=0, grace=20.0):
+def local(tmp_path, jobs, seconds=0.3, codes=None, gpus=0, grace=20.0, every=60.0):
   (tmp_path / "trainer.py").write_text(TRAINER)
   (tmp_path / "out").mkdir(exist_ok=True)
   command = lambda p, workdir: [
     sys.executable, str(tmp_path / "trainer.py"), str(workdir), str(seconds), str((codes or {}).get(p.id, 0)), json.dumps(SUMMARY),
   ]  # fmt: skip
-  return sweep.Local(tmp_path / "out", jobs, gpus, command, grace)
+  return sweep.Local(tmp_path / "out", jobs, gpus, command, grace, every)
 
 
 def begun(out, point):
@@ -166,6 +167,16 @@ def test_as_many_at_a_time_as_asked_each_with_gpus_of_its_own(tmp_path):
   assert most <= 2  # and two there were: GPUs of the second place are given only beside a run in the first
   assert {begun(runner.out, p.id)[2] for p in five} == {"0,1", "2,3"}
   assert json.loads((runner.out / "children.json").read_text())["children"] == {} and not runner.failed
+
+
+@pytest.mark.parametrize("every", [0.5, 60.0])
+def test_what_runs_says_now_and_then_how_far_it_is(every, tmp_path, capsys):
+  """A run's own last line, under its name; of runs that end sooner than that nothing but their end."""
+  local(tmp_path, jobs=2, seconds=2.0, every=every).run(points(*"ab"), StopSignals())
+  lines = capsys.readouterr().out.splitlines()
+  wanted = {"a-00000000: half way", "b-00000000: half way"} if every < 1 else set()
+  assert {line.split("] ")[1] for line in lines if "half way" in line} == wanted  # behind [0/2], or [1/2] beside the last one
+  assert sum(": done, " in line for line in lines) == 2
 
 
 def test_a_failure_leaves_the_others_alone_and_only_it_is_tried_again(tmp_path, capsys):
