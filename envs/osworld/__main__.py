@@ -39,14 +39,9 @@ def parser() -> argparse.ArgumentParser:
 def rows(paths: list, hand: at_hand.Hand) -> list[dict]:
   """What is known of each task file; one that cannot be read is a row like any other."""
   out = []
-  for path in paths:
-    row = {"id": path.stem, "domain": path.parent.name, "path": str(path)}
-    try:
-      task = taskfile.read(path)
-      row["id"], why = task.id, at_hand.why_not(task, hand)
-    except ValueError as error:
-      why = str(error)
-    out.append(row | {"runs": not why, "why": " ".join(why.split())})
+  for path, task, why in at_hand.looked_at(paths, hand):
+    row = {"id": path.stem if task is None else task.id, "domain": path.parent.name, "path": str(path)}
+    out.append(row | {"runs": not why, "why": why})
   return out
 
 

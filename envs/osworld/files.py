@@ -37,7 +37,15 @@ class Files:
     self.store = pathlib.Path(store).expanduser() if store else None
 
   def find(self, url: str) -> pathlib.Path | None:
-    """Where the file of a URL is, or None."""
+    """Where the file of a URL is, or None. ValueError where that cannot be looked for: no URL, a name too long, links in a circle."""
+    try:
+      return self._find(url)
+    except OSError as error:
+      raise ValueError(f"a URL that cannot be looked for: {url!r:.100}: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:
+      raise ValueError(f"a URL that cannot be looked for: {url!r:.100}: {str(error)[:100]}") from None
+
+  def _find(self, url: str) -> pathlib.Path | None:
     for prefix, folder in self.mirrors:
       if url.startswith(prefix):
         rest = urllib.parse.unquote(urllib.parse.urlsplit(url[len(prefix) :]).path).lstrip("/")
@@ -56,20 +64,21 @@ class Files:
     self.store.mkdir(parents=True, exist_ok=True)
     failed = {}
     for url in dict.fromkeys(urls):
-      if self.find(url) is None:
-        try:
+      try:
+        if self.find(url) is None:
           size, digest = download(url, self.store / stored_name(url))
           say(f"{url}: {size} bytes, sha256 {digest[:12]}")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-          failed[url] = f"{type(error).__name__}: {error}"[:200]
-          say(f"{url}: {failed[url]}")
+      except (OSError, ValueError, http.client.HTTPException) as error:
+        failed[url] = f"{type(error).__name__}: {error}"[:200]
+        say(f"{url}: {failed[url]}")
     return failed
 
 
 def stored_name(url: str) -> str:
   """As the benchmark's cache calls it; the tail of the URL is there for people."""
   tail = pathlib.PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name or "file"
-  return f"{uuid.uuid5(uuid.NAMESPACE_URL, url)}_{tail[-100:]}"
+  tail = tail.encode()[-100:].decode(errors="ignore")  # a file's name has 255 bytes, and a letter up to four
+  return f"{uuid.uuid5(uuid.NAMESPACE_URL, url)}_{tail}"
 
 
 def download(url: str, path: pathlib.Path) -> tuple[int, str]:

@@ -143,11 +143,17 @@ def misfit(config: dict) -> str:
   if kind == "vm_command_line" and not isinstance(command := config.get("command", ""), str):
     if not (isinstance(command, list) and all(isinstance(word, str) for word in command)):
       return f"getter vm_command_line: command is {command!r:.60}, wanted a text or a list of texts"
+  if kind in ("vm_file", "cloud_file"):
+    gives, form = config.get("gives", [0]), config.get("time_format", "")
+    if not (isinstance(gives, list) and all(type(i) is int for i in gives)):
+      return f"getter {kind}: gives is {gives!r:.60}, wanted a list of whole numbers"
+    if not isinstance(form, str) or "/" in form:
+      return f"getter {kind}: time_format is {form!r:.60}, wanted a text without a slash"
   wanted = {"rule": ("rules",), "vm_command_line": ("command",), "cache_file": ("path",)}.get(kind, ())
   if missing := [name for name in wanted if name not in config]:
     return f"getter {kind} lacks {', '.join(missing)}"
   names = {"vm_file": "dest", "cloud_file": "dest", "cache_file": "path"}.get(kind)
-  for name in ([config[names]] if isinstance(config[names], str) else config[names]) if names else ():
+  for name in (config[names] if kind != "cache_file" and isinstance(config[names], list) else [config[names]]) if names else ():
     if not isinstance(name, str) or not inside(name):
       return f"getter {kind}: {name!r:.60} is no name of a file in the cache"
   return ""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import pathlib
+from collections.abc import Iterable, Iterator
 
+from envs.osworld import taskfile
 from envs.osworld.files import Files
 from envs.osworld.getters import GETTERS, NEED_ACCOUNT, NEED_CHROME, NEED_HTTP, misfit
 from envs.osworld.lease import inside
-from envs.osworld.metrics import METRICS
+from envs.osworld.metrics import METRICS, metric
 from envs.osworld.taskfile import TaskFile, placeholders
 
 CHROME_STEPS = ("chrome_open_tabs", "chrome_close_tabs", "update_browse_history")
@@ -31,6 +35,21 @@ class Hand:
     return name not in METRICS and name in self.metrics
 
 
+def looked_at(paths: Iterable[pathlib.Path], hand: Hand) -> Iterator[tuple[pathlib.Path, TaskFile | None, str]]:
+  """Every task file, its task if it can be read, and in one line why it cannot be run. One that is wrong stops nothing but itself."""
+  first: dict[str, pathlib.Path] = {}
+  for path in paths:
+    task = None
+    try:
+      task = taskfile.read(path)
+      why = why_not(task, hand)
+    except ValueError as error:
+      why = str(error)
+    if not why and (other := first.setdefault(task.id, path)) is not path:
+      why = f"its id is that of {other.parent.name}/{other.name} too: an id names one task"
+    yield path, task, " ".join(why.split())
+
+
 def why_not(task: TaskFile, hand: Hand) -> str:
   """Why a task cannot be run here, in one line that says what to change; "" where it can."""
   for look in (_metrics, _getters, _steps, _files):
@@ -40,12 +59,25 @@ def why_not(task: TaskFile, hand: Hand) -> str:
 
 
 def _metrics(task: TaskFile, hand: Hand) -> str:
+  for check in task.checks:
+    if check.func in METRICS and (why := _misfit(check)):
+      return why
   unknown = sorted({check.func for check in task.checks} - METRICS.keys() - hand.metrics - {"infeasible"})
   if not unknown:
     return ""
   if hand.metrics:
     return f"unknown metric {', '.join(unknown)}: neither built in nor in this desktop-env"
   return f"unknown metric {', '.join(unknown)}: not built in; env.evaluator, an interpreter with desktop-env, may have it"
+
+
+def _misfit(check: taskfile.Check) -> str:
+  """Why a built-in metric cannot be called with what the task gives it; "" where it can."""
+  given = ("a result",) if check.expected is None else ("a result", "what it is compared with")
+  try:
+    inspect.signature(metric(check.func)).bind(*given, **check.options)
+  except TypeError as error:
+    return f"metric {check.func} does not take what it is given: {error}"
+  return ""
 
 
 def _getters(task: TaskFile, hand: Hand) -> str:

@@ -43,7 +43,12 @@ class Lease:
     self.nest.close()
 
 
+MAX_NAME = 200  # bytes of a file's or folder's name: Linux takes 255, and a getter may add the time
+MAX_PARTS = 8
+
+
 def inside(name: str) -> bool:
-  """Whether a relative name stays in its folder."""
+  """Whether a relative name stays in its folder, and is one that a file can have."""
   parts = pathlib.PurePosixPath(name).parts
-  return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+  short = len(parts) <= MAX_PARTS and all(len(part.encode(errors="replace")) <= MAX_NAME for part in parts)
+  return bool(parts) and short and not name.startswith("/") and ".." not in parts and "\0" not in name

@@ -167,12 +167,7 @@ def users(computer: str, cfg: ml_collections.ConfigDict) -> tuple[list[Task], li
   lists: list[list[Task]] = []
   for index in (cfg.index, *([cfg.held_out] if cfg.held_out else [])):
     found = []
-    for path in taskfile.find(cfg.tasks, index):
-      try:
-        file = taskfile.read(path)
-        why = at_hand.why_not(file, there)
-      except ValueError as error:
-        why = str(error)
+    for path, file, why in at_hand.looked_at(taskfile.find(cfg.tasks, index), there):
       if why:
         left[path.stem] = why
       else:

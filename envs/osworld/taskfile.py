@@ -10,6 +10,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from envs.osworld.lease import inside
 PLACEHOLDERS = ("CLIENT_PASSWORD", "SCREEN_WIDTH", "SCREEN_HEIGHT", "SCREEN_WIDTH_HALF", "SCREEN_HEIGHT_HALF")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Z]+(?:_[A-Z]+)+)\}")  # "${HOME_DIR}" is the shell's
 MAX_BYTES = 4 << 20  # of a task file
+MAX_DEPTH = 50  # of objects and lists in one another; a task of the benchmark has 9
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # half of a surrogate pair, and what ends a text in C
 
 # setup type -> (parameters it must have, parameters it may have)
 STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -86,18 +89,32 @@ def parse(said: Any, where: str, domain: str = "") -> TaskFile:
   """The task that a JSON object is. where: the file's name, for errors. ValueError, one line."""
   if not isinstance(said, dict):
     raise ValueError(f"{where}: wanted a JSON object, got {type(said).__name__}")
+  _plain(said, where)
   for name in ("id", "instruction"):
     if not isinstance(said.get(name), str) or not said[name].strip():
       raise ValueError(f"{where}: {name} is {said.get(name)!r:.60}, wanted a text")
+  if not said["id"].isprintable():
+    raise ValueError(f"{where}: id is {said['id']!r:.60}, wanted a text of one line: it names the task in tables and files")
   evaluator = said.get("evaluator")
   if not isinstance(evaluator, dict) or not evaluator.get("func"):
     raise ValueError(f"{where}: there is no evaluator with a func: nothing could score this task")
   conj = evaluator.get("conj", "and")
   if conj not in ("and", "or"):
-    raise ValueError(f"{where}: evaluator.conj is {conj!r}, wanted 'and' or 'or'")
+    raise ValueError(f"{where}: evaluator.conj is {conj!r:.60}, wanted 'and' or 'or'")
   config = _steps(said.get("config") or [], f"{where}: config")
   postconfig = _steps(evaluator.get("postconfig") or [], f"{where}: evaluator.postconfig")
   return TaskFile(said["id"], said["instruction"].strip(), domain, config, _checks(evaluator, where), conj, postconfig, said)
+
+
+def _plain(said: dict, where: str) -> None:
+  """ValueError for what no guest, no file and no record could take in the middle of an episode."""
+  level, depth = [said], 0
+  while level := [one for one in level if isinstance(one, (dict, list, str))]:
+    if (depth := depth + 1) > MAX_DEPTH:
+      raise ValueError(f"{where}: objects and lists are nested more than {MAX_DEPTH} deep")
+    if found := next((text for text in level if isinstance(text, str) and UNWRITABLE.search(text)), None):
+      raise ValueError(f"{where}: {found!r:.60} has a NUL or half of a surrogate pair, which no file and no command takes")
+    level = [part for one in level if not isinstance(one, str) for part in ((*one, *one.values()) if isinstance(one, dict) else one)]
 
 
 def _checks(evaluator: dict, where: str) -> tuple[Check, ...]:
@@ -142,9 +159,9 @@ def _steps(steps: Any, where: str) -> tuple[dict, ...]:
   for number, step in enumerate(steps):
     at = f"{where}[{number}]"
     if not isinstance(step, dict) or not isinstance(step.get("type"), str) or not isinstance(step.get("parameters", {}), dict):
-      raise ValueError(f"{at}: wanted a type and its parameters, got {str(step)[:60]}")
+      raise ValueError(f"{at}: wanted a type and its parameters, got {step!r:.60}")
     if step["type"] not in STEPS:
-      raise ValueError(f"{at}: unknown setup type {step['type']!r}; known: {', '.join(STEPS)}")
+      raise ValueError(f"{at}: unknown setup type {step['type']!r:.60}; known: {', '.join(STEPS)}")
     _parameters(step["type"], step.get("parameters", {}), at)
   return tuple({"type": step["type"], "parameters": step.get("parameters", {})} for step in steps)
 
@@ -176,8 +193,9 @@ def _parameters(kind: str, given: dict, at: str) -> None:
     value = given.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:  # not a number is not
       raise ValueError(f"{at}: {name} is {value!r:.60}, wanted 0 or more")
-  if not isinstance(given.get("verification") or {}, dict):
-    raise ValueError(f"{at}: verification is {given['verification']!r:.60}, wanted an object")
+  verification = given.get("verification") or {}
+  if not (isinstance(verification, dict) and all(isinstance(value, str) for value in verification.values())):
+    raise ValueError(f"{at}: verification is {verification!r:.60}, wanted an object of texts: window_exists, command_success")
   kinds = {"returncode": int, "stdout": str, "stderr": str}
   if (until := given.get("until")) and not (
     isinstance(until, dict) and until.keys() <= kinds.keys() and all(isinstance(until[name], kinds[name]) for name in until)
@@ -206,12 +224,19 @@ def read(path: str | pathlib.Path) -> TaskFile:
   """A task of a file; its domain is its folder's name. ValueError, one line."""
   path = pathlib.Path(path)
   try:
-    if path.stat().st_size > MAX_BYTES:
-      raise ValueError(f"{path.name}: {path.stat().st_size} bytes, wanted a task file of at most {MAX_BYTES}")
-    said = json.loads(path.read_text(encoding="utf-8"))
+    there = path.stat()
+    text = path.read_text(encoding="utf-8") if stat.S_ISREG(there.st_mode) and there.st_size <= MAX_BYTES else ""
   except OSError as error:
     raise ValueError(f"{path}: {error.strerror}") from None
-  except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path.name}: not a JSON file: {str(error)[:80]}") from None
+  if not stat.S_ISREG(there.st_mode):  # a pipe would be waited for
+    raise ValueError(f"{path.name}: no plain file")
+  if there.st_size > MAX_BYTES:
+    raise ValueError(f"{path.name}: {there.st_size} bytes, wanted a task file of at most {MAX_BYTES}")
+  try:
+    said = json.loads(text)
+  except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
     raise ValueError(f"{path.name}: not a JSON file: {str(error)[:80]}") from None
   return parse(said, path.name, path.parent.name)
 
@@ -230,9 +255,11 @@ def find(folder: str | pathlib.Path, index: str = "") -> list[pathlib.Path]:
     return found
   try:
     chosen = json.loads((folder / index).read_text(encoding="utf-8"))
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in chosen.values()):
+      raise TypeError
     names = [f"{domain}/{name}.json" for domain, names in chosen.items() for name in names]
     if not all(map(inside, names)):
       raise ValueError("a name that leads out of the folder")
     return [root / name for name in names]
-  except (OSError, ValueError, AttributeError, TypeError) as error:
-    raise ValueError(f"env.index is {index!r}: wanted a file of {folder} with ids by domain ({type(error).__name__})") from None
+  except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    raise ValueError(f"env.index is {index!r}: wanted a file of {folder} with lists of ids by domain ({type(error).__name__})") from None

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import http.server
 import json
+import os
 import threading
 import time
 
@@ -143,6 +144,13 @@ def test_lists_of_metrics():
     (task(config=[step("execute_with_verification", {"command": "x", "max_wait_time": "long"})]), ["max_wait_time"]),
     (evaluator(expected={"type": "cloud_file", "path": [5], "dest": "a"}), ["path of cloud_file is [5]"]),
     (evaluator(postconfig=[step("sleep", {})]), ["evaluator.postconfig[0]", "sleep lacks seconds"]),
+    (task(id="a\nb"), ["id is 'a\\nb'", "one line"]),
+    (task(config=["a\nb"]), ["config[0]", "'a\\nb'"]),
+    (task(config=[step("execute_with_verification", {"command": "x", "verification": {"window_exists": 5}})]), ["verification"]),
+    (task(config=[step("execute", {"command": ["echo", "a\0b"]})]), ["'a\\x00b'", "NUL"]),
+    (task(hint={"a": ["\ud800"]}), ["'\\ud800'", "surrogate"]),
+    (task(hint={"\ud800": 1}), ["surrogate"]),
+    (task(hint=json.loads("[" * 51 + "]" * 51)), ["nested more than 50 deep"]),
   ],
 )
 def test_what_is_refused_in_one_line(said, words):
@@ -170,6 +178,16 @@ def test_placeholders():
     (evaluator(result={"type": "vm_file", "path": "/a", "dest": "../../a"}), "'../../a' is no name"),
     (evaluator(result={"type": "vm_file", "path": ["/a", "/b"], "dest": ["a"], "multi": True}), "lists of one length"),
     (evaluator(result={"type": "cache_file", "path": "/etc/passwd"}), "'/etc/passwd' is no name"),
+    (evaluator(result={"type": "cache_file", "path": ["a"]}), "['a'] is no name"),
+    (evaluator(result={"type": "cache_file", "path": None}), "None is no name"),
+    (evaluator(result={"type": "vm_file", "path": "/a", "dest": "\u00e9" * 101}), "is no name"),  # 202 bytes of UTF-8
+    (evaluator(result={"type": "vm_file", "path": ["/a"], "dest": ["a"], "multi": True, "gives": None}), "gives is None"),
+    (evaluator(result={"type": "vm_file", "path": "/a", "dest": "a", "time_format": "/%Y"}), "time_format is '/%Y'"),
+    (evaluator(options={"strictly": True}), "metric exact_match does not take what it is given: got an unexpected"),
+    (evaluator(expected=None), "metric exact_match does not take what it is given: missing a required argument: 'rules'"),
+    (evaluator(expected={"type": "cloud_file", "path": "https://files.test/http://[", "dest": "b"}), "Invalid IPv6"),
+    (evaluator(expected={"type": "cloud_file", "path": f"https://files.test/{'a' * 300}", "dest": "b"}), "File name too long"),
+    (evaluator(expected={"type": "cloud_file", "path": "https://files.test/circle", "dest": "b"}), "cannot be looked for: 'https://files.test/circle'"),
     (evaluator(expected={"type": "cloud_file", "path": "https://files.test/b.txt", "dest": "b"}), "not on this machine: https://files.test/b.txt"),
     (task(config=[step("download", {"files": [{"url": "https://files.test/../secret", "path": "/a"}]})]), "not on this machine"),
     (task(config=[step("execute", {"command": "x", "stdout": "/tmp/a"})]), "stdout '/tmp/a' is no name"),
@@ -178,7 +196,12 @@ def test_placeholders():
 )  # fmt: skip
 def test_why_a_task_cannot_be_run(hand, tmp_path, said, why):
   (tmp_path / "secret").write_text("beside the mirror")
-  assert why in at_hand.why_not(taskfile.parse(said, "t.json"), hand)
+  (tmp_path / "mirror" / "circle").symlink_to("circle")
+  try:
+    told = at_hand.why_not(taskfile.parse(said, "t.json"), hand)
+  except ValueError as error:
+    told = str(error)
+  assert why in told and "\n" not in told
 
 
 def test_what_is_at_hand_decides(hand):
@@ -221,6 +244,19 @@ def test_the_list_has_a_row_for_every_file_whatever_is_in_it(tmp_path, capsys):
   assert "1 of 5 can be run" in capsys.readouterr().out
 
 
+def test_files_that_are_none_and_ids_that_are_taken_are_rows_too(tmp_path, capsys):
+  """A pipe was waited for without end, and one URL too long for a file's name ended the list of all the others."""
+  far = {"type": "cloud_file", "path": f"https://files.test/{'a' * 300}", "dest": "b"}
+  folder = laid_out(tmp_path, a=task(id="a"), b=task(id="a"), c=f'{{"id": {"1" * 5000}}}', d=evaluator(expected=far) | {"id": "d"})
+  os.mkfifo(tmp_path / "examples" / "os" / "e.json")
+  (tmp_path / "mirror").mkdir()
+  assert command.main(["--list", "--json", f"--tasks={folder}", f"--mirror=https://files.test/={tmp_path / 'mirror'}"]) == 0
+  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [row["why"].split(":")[0] for row in rows] == [
+    "", "its id is that of os/a.json too", "c.json", "a URL that cannot be looked for", "e.json",
+  ]  # fmt: skip
+
+
 def test_reasons_are_counted_without_their_particulars_and_not_cut_in_a_word():
   for why, kind in {
     "getter url_dashPart needs Chrome's debugging port or the live web, which is not spoken": (
@@ -239,7 +275,9 @@ def test_an_index_chooses_and_wrong_folders_are_one_line(tmp_path, capsys):
   rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert [(row["id"], row["runs"]) for row in rows] == [("b", True), ("z", False)] and "No such file" in rows[1]["why"]
   (tmp_path / "climbs.json").write_text(json.dumps({"../..": ["secret"]}))
-  wrong = ("--index=none.json", "--index=climbs.json", "--mirror=x")
+  (tmp_path / "letters.json").write_text(json.dumps({"os": "ab"}))
+  (tmp_path / "deep.json").write_text("[" * 100_000)
+  wrong = ("--index=none.json", "--index=climbs.json", "--index=letters.json", "--index=deep.json", "--mirror=x")
   for given in ([f"--tasks={tmp_path}/none"], *([f"--tasks={folder}", one] for one in wrong)):
     assert command.main(["--list", *given]) == 2
     told = capsys.readouterr().err
@@ -285,6 +323,7 @@ def test_prefetch_fills_the_store_and_says_what_it_could_not_have(tmp_path, caps
   assert stored_name("https://a.test/b/c.xlsx") == "173721f5-14a8-5f8f-b596-87ae2d547d39_c.xlsx"
   (store / "173721f5-14a8-5f8f-b596-87ae2d547d39_guest.xlsx").write_text("y")  # the benchmark's cache: named as in the guest
   assert found.find("https://a.test/b/c.xlsx").read_text() == "y"
+  assert len(stored_name("https://a.test/" + "%E4%BD%A0" * 100).encode()) < 255  # a hundred letters of three bytes
   assert found.prefetch([good], print) == {}  # what is there is not fetched again: the server is gone
 
 
