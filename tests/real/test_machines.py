@@ -234,6 +234,23 @@ def test_no_such_image_and_no_disk_are_one_line_of_real_qemu(tmp_path):
     qemu.check(knobs(image=str(tmp_path / "none.qcow2")))
 
 
+def test_disks_that_are_not_all_there_are_one_line_of_real_qemu(tmp_path, desktop):
+  make = lambda form, name, *more: images.run(["qemu-img", "create", "-q", "-f", form, *more, str(tmp_path / name), "64M"])
+  make("qcow2", "base.qcow2")
+  make("vmdk", "whole.vmdk")
+  make("qcow2", "over.qcow2", "-b", str(tmp_path / "base.qcow2"), "-F", "qcow2")
+  make("qcow2", "beside.qcow2", "-o", f"data_file={tmp_path / 'beside.raw'}")
+  secret = ["--object", "secret,id=s,data=abcdefgh", "-o", "encrypt.format=aes,encrypt.key-secret=s"]
+  make("qcow2", "locked.qcow2", *secret)
+  with desktop.image.disk.open("rb") as whole:
+    (tmp_path / "cut.qcow2").write_bytes(whole.read(64 << 20))
+  wrong = {"over": "not whole without .*base.qcow2", "beside": "not whole without .*beside.raw", "locked": "encrypted", "cut": "cut short"}
+  for name, said in wrong.items():
+    with pytest.raises(ValueError, match=said):
+      images.find(str(tmp_path / f"{name}.qcow2"), "")
+  assert images.find(str(tmp_path / "base.qcow2"), "").format == "qcow2" and images.find(str(tmp_path / "whole.vmdk"), "").format == "vmdk"
+
+
 def test_the_guests_server_tells_what_is_there(machine):
   guest = machine.guest
   assert guest.platform() == "Linux" and guest.screen_size() == machine.size and guest.desktop_path() == f"{HOME}/Desktop"
