@@ -51,7 +51,11 @@ class Monitor:
     self._client.register_listener(self._told)
     self._listener = socket.socket(socket.AF_UNIX)
     try:
-      self._listener.bind(os.fspath(path))
+      folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+      try:
+        self._listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's path has 107 bytes, and TMPDIR's may have more
+      finally:
+        os.close(folder)
       self._listener.listen(1)
       self._loop = asyncio.new_event_loop()
     except BaseException:

@@ -65,8 +65,9 @@ def screen_of(image: Image, cfg) -> tuple[int, int]:
   return tuple(cfg.screen) if any(cfg.screen) else image.screen
 
 
-def command(image: Image, cfg, kind: str, folder: pathlib.Path, disk: pathlib.Path, memory: pathlib.Path | None, shared: bool) -> list[str]:
-  """QEMU's command line. kind: kvm or tcg; memory: a file for the guest's memory, which it writes if `shared`."""
+def command(image: Image, cfg, kind: str, disk: pathlib.Path, memory: pathlib.Path | None, shared: bool) -> list[str]:
+  """QEMU's command line, to be run in the folder of its monitor's socket. kind: kvm or tcg; memory: a file for the guest's memory, which it
+  writes if `shared`."""
   width, height = screen_of(image, cfg)
   quoted = lambda path: os.fspath(path).replace(",", ",,")
   size = f"{memory_of(image, cfg)}M"
@@ -85,7 +86,7 @@ def command(image: Image, cfg, kind: str, folder: pathlib.Path, disk: pathlib.Pa
   if image.kernel is not None:
     argv += ["-kernel", os.fspath(image.kernel), "-initrd", os.fspath(image.initrd), "-append", image.append]
   argv += ["-device", "pvpanic-pci", "-action", "panic=pause"]
-  argv += ["-chardev", f"socket,id=qmp0,path={quoted(folder / 'qmp')}", "-mon", "chardev=qmp0,mode=control"]
+  argv += ["-chardev", "socket,id=qmp0,path=qmp", "-mon", "chardev=qmp0,mode=control"]
   return argv + ["-chardev", f"ringbuf,id=serial0,size={CONSOLE}", "-serial", "chardev:serial0"]
 
 
@@ -103,7 +104,7 @@ class Vm:
     try:
       self.picture = os.memfd_create("screen")
       self.monitor = Monitor(nest.folder / "qmp")
-      argv = command(image, cfg, kind, nest.folder, disk, memory, shared)
+      argv = command(image, cfg, kind, disk, memory, shared)
       # a write past the limit must come back as an error, which stops the guest; by default its signal would end QEMU without a word
       argv = ["/bin/sh", "-c", 'trap "" XFSZ; exec "$@"', "sh", *argv, *more]
       self.child: Child = nest.start(argv, {"PATH": os.environ.get("PATH", ""), "HOME": os.fspath(nest.folder), "LC_ALL": "C"})

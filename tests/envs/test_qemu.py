@@ -375,6 +375,14 @@ def test_a_machine_that_breaks_in_a_step_says_how_and_comes_back(vm, break_it, e
   assert machine.settle()[0][12, 10].tolist() == [0, 255, 0]
 
 
+def test_a_folder_for_temporary_files_may_have_a_long_path(vm, tmp_path, monkeypatch):
+  """A socket's path has 107 bytes: a cluster's TMPDIR of a hundred ended with "AF_UNIX path too long"."""
+  place = tmp_path / ("a" * 100)
+  place.mkdir()
+  monkeypatch.setattr("tempfile.tempdir", str(place))
+  vm().act(CLICK)
+
+
 def test_each_half_of_a_click_is_a_frame_of_its_own(vm):
   """What one input-send-event says ends in one SYN, and a press and a release before the same SYN are no click to libinput."""
   machine = vm()
