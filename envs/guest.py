@@ -41,6 +41,10 @@ class GuestFault(InfraError):
   """The guest's server answered with an error, or with what its API does not say."""
 
 
+class TooMuch(GuestFault):
+  """What was asked for is there and larger than anything that is looked at, MOST_BYTES."""
+
+
 class CommandTimeout(GuestFault):
   """The guest's server gave up a command that took too long."""
 
@@ -119,8 +123,10 @@ class Guest:
     return self._said(reply, "/list_directory", "directory_tree", dict) if reply.status == 200 else None
 
   def file(self, path: str, seconds: float | None = None) -> bytes | None:
-    """What is in a file; None where there is none."""
-    reply = self._ask("POST", "/file", seconds, form={"file_path": path}, fine=(200, 404))
+    """What is in a file; None where there is none, or none that the guest's user may read: an agent can take that right away."""
+    reply = self._ask("POST", "/file", seconds, form={"file_path": path}, fine=(200, 404, 500))
+    if reply.status == 500 and b"Permission denied" not in reply.body:
+      raise self._unfit("/file", reply)
     return reply.body if reply.status == 200 else None
 
   def clock(self, seconds: float | None = None) -> float:
@@ -246,8 +252,11 @@ class Guest:
       body, kind = urllib.parse.urlencode(form).encode(), "application/x-www-form-urlencoded"
     reply = self._exchange(method, route, body, kind, self._limit(seconds))
     if reply.status not in fine:
-      raise GuestFault(f"{self}{route} answered {reply.status}: {reply.body[:300].decode(errors='replace').strip()!r}")
+      raise self._unfit(route, reply)
     return reply
+
+  def _unfit(self, route: str, reply: Reply) -> GuestFault:
+    return GuestFault(f"{self}{route} answered {reply.status}: {reply.body[:300].decode(errors='replace').strip()!r}")
 
   def _exchange(self, method: str, route: str, body: bytes | None, kind: str, seconds: float) -> Reply:
     until, late = time.monotonic() + seconds, threading.Event()
@@ -267,9 +276,10 @@ class Guest:
       talk.append(connection.sock)  # the connection lets go of it once the answer begins
       connection.request(method, route, body, {"Connection": "close"} | ({"Content-Type": kind} if kind else {}))
       response = connection.getresponse()
-      got = response.read(MOST_BYTES + 1)
-      if len(got) > MOST_BYTES:
-        raise GuestFault(f"{self}{route} answered with more than {MOST_BYTES} bytes")
+      told = response.length or 0
+      got = response.read(MOST_BYTES + 1) if told <= MOST_BYTES else b""
+      if max(len(got), told) > MOST_BYTES:
+        raise TooMuch(f"{self}{route} answered with more than {MOST_BYTES} bytes")
       if response.length:  # a read with a limit does not say so itself
         raise http.client.IncompleteRead(got, response.length)
       if late.is_set():

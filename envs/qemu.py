@@ -343,6 +343,10 @@ class Machine(Input):
     """InfraError if the machine does not run; its screen and its server are looked at when they are used."""
     self.vm.running()
 
+  def waited(self) -> float:
+    """Seconds so far in which the guest had work and no processor of the host to do it on."""
+    return self.vm.busy()[1] / 1e9
+
   # -- what is done to it: see Input
 
   def act(self, action: Action) -> None:

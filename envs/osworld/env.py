@@ -240,7 +240,7 @@ class OSWorldEnv(gym.Env):
     return self.checker.metric(check.func, result, expected, check.options, self.hand.theirs(check.func))
 
   def _get(self, config: dict, part: str) -> Any:
-    look = Looking(self.machine.guest, self.files, self.lease, part, self.cfg.step_seconds)
+    look = Looking(self.machine.guest, self.files, self.lease, part, self.cfg.step_seconds, self.machine.waited)
     if config["type"] in GETTERS:
       return GETTERS[config["type"]](config, look)
     failed: list[InfraError] = []

@@ -1,8 +1,8 @@
 """What a metric looks at: the five most used getters of the benchmark, and cache_file and accessibility_tree, which cost a line each.
 
-A getter is get(config, Looking) -> a value for the metric: a path, a text, an object, or None where there is nothing. FileMissing where
-the benchmark has no file, which scores 0. Result and expected file of every check have folders of their own: in the benchmark two with
-one name are one file.
+A getter is get(config, Looking) -> a value for the metric: a path, a text, an object, or None where there is nothing. Two ends score 0:
+FileMissing, where the benchmark has no file, and LeftBad, where what an agent left cannot be looked at. Result and expected file of every
+check have folders of their own: in the benchmark two with one name are one file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.errors import CheckerFailed
-from envs.guest import CommandTimeout, Guest
+from envs.guest import CommandTimeout, Guest, TooMuch
 from envs.osworld.files import Files
 from envs.osworld.lease import Lease, inside
 
@@ -32,15 +32,25 @@ class FileMissing(Exception):
   """A file that the check wants is not there."""
 
 
+class LeftBad(Exception):
+  """What is there cannot be looked at, by the doing of whoever left it: too much, or a program that does not end."""
+
+
+MOST_TEXT = 16 << 20  # characters of what a command prints
+STARVED = 0.5  # share of a command's time in which the guest waited for a processor of the host, from which its lateness is not its own
+
+
 @dataclasses.dataclass
 class Looking:
-  """What getters look through. part: the folder of the lease for this side of this check; seconds: of a command in the guest."""
+  """What getters look through. part: the folder of the lease for this side of this check; seconds: of a command in the guest; waited: how
+  many seconds the guest has waited for a processor so far."""
 
   guest: Guest
   files: Files
   lease: Lease
   part: str
   seconds: float
+  waited: Callable[[], float] = lambda: 0.0
 
 
 def _several(config: dict) -> list[tuple[str, str, bool]]:
@@ -58,7 +68,10 @@ def vm_file(config: dict, look: Looking) -> Any:
     if config.get("time_suffix", False):
       stem, ending = os.path.splitext(dest)
       dest = f"{stem}_{time.strftime(config.get('time_format', '%Y%m%d_%H%M%S'))}{ending}"
-    data = look.guest.file(path, look.seconds)
+    try:
+      data = look.guest.file(path, look.seconds)
+    except TooMuch as much:
+      raise LeftBad(f"{path}: {much}") from None
     local = None if data is None else look.lease.write(dest, data, look.part)
     out += [local] if given else []
   return out[0] if len(out) == 1 else out
@@ -84,10 +97,18 @@ def rule(config: dict, look: Looking) -> Any:
 
 def vm_command_line(config: dict, look: Looking) -> str:
   """What a command prints in the guest."""
+  before = look.waited()
   try:
-    return look.guest.execute(config["command"], config.get("shell", False), look.seconds).output
+    output = look.guest.execute(config["command"], config.get("shell", False), look.seconds).output
+  except TooMuch as much:
+    raise LeftBad(str(much)) from None
   except CommandTimeout as late:
-    raise CheckerFailed(str(late)) from late
+    if look.waited() - before > STARVED * look.seconds:
+      raise CheckerFailed(f"{late}, and the guest hardly got a processor") from late
+    raise LeftBad(str(late)) from None  # a check may run what the agent wrote, or read a pipe that it left
+  if len(output) > MOST_TEXT:
+    raise LeftBad(f"{str(config['command'])[:80]} printed {len(output)} characters, more than {MOST_TEXT}")
+  return output
 
 
 def cache_file(config: dict, look: Looking) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from envs.osworld.getters import FileMissing
+from envs.osworld.getters import FileMissing, LeftBad
 from envs.osworld.taskfile import TaskFile
 
 
@@ -29,7 +29,7 @@ def by_claim(task: TaskFile, gave_up: bool) -> Score | None:
 
 
 def by_checks(task: TaskFile, compute: Callable[[int], tuple[float, str]]) -> Score:
-  """The score of the state. compute(i) -> (score of check i, why it is 0 or ""); FileMissing scores 0.
+  """The score of the state. compute(i) -> (score of check i, why it is 0 or ""); FileMissing and LeftBad score 0.
 
   "and": 0 at the first zero, else the mean; "or": 1 at the first 1, else the largest.
   """
@@ -39,6 +39,8 @@ def by_checks(task: TaskFile, compute: Callable[[int], tuple[float, str]]) -> Sc
       value, why = compute(i)
     except FileMissing as missing:
       value, why = 0.0, f"no file {missing}"
+    except LeftBad as left:
+      value, why = 0.0, str(left)
     parts.append(value)
     told += [why] if why else []
     if task.conj == "and" and value == 0 and len(task.checks) > 1:

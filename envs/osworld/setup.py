@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from envs.errors import ResetFailed
-from envs.guest import CommandTimeout, Guest, Ran
+from envs.guest import CommandTimeout, Guest, Ran, TooMuch
 from envs.osworld.files import Files
 from envs.osworld.lease import Lease
 from envs.osworld.taskfile import fill
@@ -100,6 +100,8 @@ class Setup:
     while True:
       try:
         ran = self.guest.execute(command, shell, max(limit - time.monotonic(), 1.0))
+      except TooMuch as much:
+        raise StepFailed(str(much)) from None
       except CommandTimeout:
         raise StepFailed(f"{str(command)[:80]} did not end within {self.step_seconds:g} s") from None
       for name, text in ((stdout, ran.output), (stderr, ran.error)):

@@ -124,7 +124,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class DoubleMachine:
   """What envs.qemu.Machine is to an environment. acted: actions and primitives, in order."""
 
-  size, until = (64, 48), math.inf
+  size, until, starved = (64, 48), math.inf, 0.0
 
   def __init__(self, desktop: Desktop):
     self.desktop, self.guest, self.start, self.pointer = desktop, Guest(desktop.server.server_port), None, (32, 24)
@@ -172,6 +172,9 @@ class DoubleMachine:
 
   def health(self) -> None:
     pass
+
+  def waited(self) -> float:
+    return self.starved
 
   def close(self) -> None:
     pass

@@ -252,14 +252,14 @@ def post_list_directory(request) -> dict:
   return {"directory_tree": below(path)}
 
 
-def post_file(request) -> bytes:
+def post_file(request) -> io.BufferedReader:
   form = request.form()
   if "file_path" not in form:
     raise Said(400, {"error": "file_path is required"})
   path = expand(form["file_path"])
   if not path.is_file():
     raise Said(404, {"error": f"{path}: no such file"})
-  return path.read_bytes()
+  return path.open("rb")  # one that an agent left may be larger than this machine's memory
 
 
 def post_execute(request) -> dict:
@@ -374,6 +374,10 @@ NAMES = ("execute", "execute_with_verification", "launch", "upload", "download_f
 ROUTES |= {("POST", "/setup/" + name): globals()[f"post_{name}"] for name in (*NAMES, "change_wallpaper")}
 
 
+# what a request that makes no sense comes to
+SENSELESS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError)
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
 
@@ -407,23 +411,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
       status, said = 200, route(self)
     except Said as answer:
       status, said = answer.status, answer.said
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:  # what a request that makes no sense comes to
+    except SENSELESS as error:
       status, said = 500, {"status": "error", "message": f"{type(error).__name__}: {error}"}
     self.answer(status, said)
 
   do_POST = do_GET
 
   def answer(self, status: int, said) -> None:
-    body, kind = (said, "application/octet-stream") if isinstance(said, bytes) else (None, "")
+    body, kind = (said, "application/octet-stream") if isinstance(said, (bytes, io.BufferedReader)) else (None, "")
     if body is None:
       body, kind = (said.encode(), "text/plain") if isinstance(said, str) else (json.dumps(said).encode(), "application/json")
     self.send_response(status)
     self.send_header("Content-Type", kind)
-    self.send_header("Content-Length", str(len(body)))
+    size = len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
+    self.send_header("Content-Length", str(size))
     self.send_header("Connection", "close")
     self.end_headers()
-    self.wfile.write(body)
     self.close_connection = True
+    if isinstance(body, bytes):
+      self.wfile.write(body)
+      return
+    with body:
+      while size > 0 and (part := body.read(min(size, 1 << 20))):  # no more than was said: it may be growing
+        self.wfile.write(part)
+        size -= len(part)
 
 
 class Server(http.server.ThreadingHTTPServer):
