@@ -170,6 +170,8 @@ def misfit(config: dict) -> str:
       return f"getter {kind}: gives is {gives!r:.60}, wanted a list of whole numbers"
     if not isinstance(form, str) or "/" in form:
       return f"getter {kind}: time_format is {form!r:.60}, wanted a text without a slash"
+  if kind == "active_url_from_accessTree" and not isinstance(prefix := config.get("goto_prefix", ""), str):
+    return f"getter {kind}: goto_prefix is {prefix!r:.60}, wanted a text"
   wanted = {"rule": ("rules",), "vm_command_line": ("command",), "cache_file": ("path",)}.get(kind, ())
   if missing := [name for name in wanted if name not in config]:
     return f"getter {kind} lacks {', '.join(missing)}"

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import types
+import xml.etree.ElementTree as ET
 
 import pytest
 
@@ -100,3 +101,11 @@ def test_a_request_that_makes_no_sense_is_answered(server):
   module.SCREEN = types.SimpleNamespace(find=lambda name, *how: name.lower())
   with pytest.raises(GuestFault, match="answered 500.*AttributeError"):  # it was a connection that broke
     guest.activate_window(5)
+
+
+def test_every_title_can_be_written_as_xml(server):
+  """A window's title with a control character, which an agent can give a file, made the whole tree unreadable, and its check a fault."""
+  clean = sys.modules["accessible"].clean
+  title = "".join(chr(n) for n in (*range(0xD800), *range(0xE000, 0x10002)))
+  tree = ET.tostring(ET.Element("frame", {"name": clean(title)}), encoding="unicode")
+  assert ET.fromstring(tree).get("name") == clean(title) and "\U00010001" in clean(title) and clean("caf\u00e9\n") == "caf\u00e9\n"

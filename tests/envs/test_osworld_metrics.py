@@ -75,6 +75,8 @@ def test_the_same_file_of_every_kind_is_itself(folder):
     ("x", {"method": "lt", "ref": 3}, False),
     ("x", {"method": "approx:1", "ref": 3}, False),
     ("3.5", {"method": "approx:0.5", "ref": 3}, True),
+    ([1], {"method": "spreadsheet_range", "ref": ["A1", "A9"]}, False),
+    ("A2", {"method": "spreadsheet_range", "ref": ["A1", "A9"]}, False),
   ],
 )
 def test_rules(value, rule, wanted):
@@ -215,6 +217,21 @@ def far_cell() -> bytes:
   return out.getvalue()
 
 
+def torn_deck() -> bytes:
+  """A presentation whose one shape stands nowhere: python-pptx opens it, and fails when the place is asked for."""
+  import pptx
+
+  deck, out = pptx.Presentation(), io.BytesIO()
+  deck.slides.add_slide(deck.slide_layouts[6]).shapes.add_textbox(1, 1, 914400, 914400)
+  deck.save(out)
+  torn = io.BytesIO()
+  with zipfile.ZipFile(out) as whole, zipfile.ZipFile(torn, "w") as opened:
+    for name in whole.namelist():
+      opened.writestr(name, whole.read(name).replace(b'cx="914400"', b'cx="wide"'))
+  return torn.getvalue()
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
 HARM = [
   ("compare_docx_files", "a.odt", bomb()),
   ("compare_docx_files", "a.odt", entities("content.xml")),
@@ -226,6 +243,8 @@ HARM = [
   ("compare_table", "book.xlsx", far_cell()),
   ("compare_table", "book.xlsx", b""),
   ("compare_images", "a.png", b"\x89PNG\r\n\x1a\n"),
+  ("compare_images", "a.png", POSTSCRIPT),
+  ("compare_pptx_files", "deck.pptx", torn_deck()),
   ("compare_pdfs", "a.pdf", b"%PDF-1.4 nothing else"),
   ("compare_archive", "a.zip", outside("../climbed.txt")),
   ("compare_archive", "a.zip", outside("/tmp/climbed.txt")),
@@ -269,10 +288,36 @@ def test_a_document_type_makes_a_whole_document_unreadable(folder, tmp_path):
   for name, part, metric in (("a.docx", "word/document.xml", "compare_docx_files"), ("a.odt", "content.xml", "practice_document_runs")):
     with zipfile.ZipFile(folder / name) as opened:
       members = {member: opened.read(member).decode() for member in opened.namelist() if not member.endswith(".jpeg")}
-    members[part] = members[part].replace("?>", '?><!DOCTYPE x [<!ENTITY a "b">]>', 1)
-    (tmp_path / name).write_bytes(office.archive(members))
-    with pytest.raises(guard.BadResult, match="document type|DTDForbidden"):
-      score(metric, str(tmp_path / name), {"expected": []} if metric.startswith("practice") else str(folder / name), {})
+    plain = members[part]
+    for before in ("", f"<!--{' ' * 5000}-->"):
+      members[part] = plain.replace("?>", f'?>{before}<!DOCTYPE x [<!ENTITY a "b">]>', 1)
+      (tmp_path / name).write_bytes(office.archive(members))
+      with pytest.raises(guard.BadResult, match="document type|DTDForbidden"):
+        score(metric, str(tmp_path / name), {"expected": []} if metric.startswith("practice") else str(folder / name), {})
+
+
+def test_a_picture_that_is_a_program_is_not_run(folder, tmp_path, monkeypatch):
+  """Pillow gives PostScript to Ghostscript, where that is installed."""
+  (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+  (tmp_path / "gs").chmod(0o755)
+  (tmp_path / "a.png").write_bytes(POSTSCRIPT)
+  monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+  monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+  with pytest.raises(guard.BadResult):
+    score("compare_images", str(tmp_path / "a.png"), str(folder / "a.png"), {})
+  assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("said", ["http://[", "http://[::1", "http://\u2100.test/"])
+def test_what_is_no_address_is_not_the_one_that_is_wanted(said):
+  """What stands in an address bar is the agent's; that urllib cannot take it apart is no fault of the metric."""
+  assert score("is_expected_active_tab", said, {"type": "url", "url": "https://a.test/"}, {}) == 0
+  assert score("is_expected_tabs", [{"url": said}], {"type": "url", "urls": ["https://a.test/"]}, {}) == 0
+
+
+@pytest.mark.parametrize("said", ['{"a": 5}', '{"a": [1, "x"]}', '{"a": [{}, []]}'])
+def test_a_list_that_has_no_order_is_another_one(said):
+  assert score("check_direct_json_object", said, {"expected": {"a": ["x"], "ignore_list_order": True}}, {}) == 0
 
 
 def test_huge_files_are_not_read(folder, tmp_path):

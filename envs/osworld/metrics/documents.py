@@ -90,11 +90,9 @@ def compare_subscript_contains(result: str | None, expected: str | None) -> floa
   """Some run is a subscript in both documents at the same place. Looks at nothing else: pair it with compare_docx_files."""
   if not result or not expected:
     return 0.0
-  sides = [guard.read(lambda path: _docx(path).paragraphs, path, side) for path, side in zip((result, expected), guard.SIDES)]
-  for one, other in zip(*sides):
-    if any(a.font.subscript and b.font.subscript for a, b in zip(one.runs, other.runs)):
-      return 1.0
-  return 0.0
+  reader = lambda path: [[bool(run.font.subscript) for run in paragraph.runs] for paragraph in _docx(path).paragraphs]
+  sides = [guard.read(reader, path, side) for path, side in zip((result, expected), guard.SIDES)]
+  return float(any(a and b for one, other in zip(*sides) for a, b in zip(one, other)))
 
 
 def practice_document_runs(result: str | None, rules: dict) -> float:

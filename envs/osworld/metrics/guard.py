@@ -82,10 +82,10 @@ def office(path: str) -> str:
     for member in opened.infolist():
       if member.filename.lower().endswith((".xml", ".rels", ".vml")):
         with opened.open(member) as part:
-          head = part.read(4096)
-        if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")):
+          whole = part.read()  # a comment of any length may stand before what is declared
+        if whole.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")):
           raise ValueError(f"{member.filename} is not UTF-8")
-        if b"<!DOCTYPE" in head or b"<!ENTITY" in head:
+        if b"<!DOCTYPE" in whole or b"<!ENTITY" in whole:
           raise ValueError(f"{member.filename} declares a document type")
   return path
 

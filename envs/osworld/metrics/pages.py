@@ -11,6 +11,7 @@ import numpy as np
 from envs.osworld.metrics import guard
 
 SECOND_LEVEL = {"ac", "co", "com", "edu", "gov", "net", "org"}  # before a country's two letters they belong to the suffix
+PICTURES = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")  # EPS would run what an agent wrote (Ghostscript)
 WINDOW = 7  # pixels of the structural similarity's window
 
 
@@ -40,6 +41,13 @@ def same_address(one: str, other: str) -> bool:
 
 
 def _address(url: str) -> tuple:
+  try:
+    return _parts(url)
+  except ValueError:  # no address ("http://["), and like no other
+    return (url,)
+
+
+def _parts(url: str) -> tuple:
   parts = urllib.parse.urlparse(url if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", url) else f"http://{url}")
   host = parts.netloc.lower().rpartition("@")[2].partition(":")[0]
   labels = host.split(".")
@@ -71,7 +79,7 @@ def compare_images(result: str | None, expected: str | None, reference_base_resu
 def _grey(path: str) -> Any:
   from PIL import Image
 
-  with Image.open(path) as image:
+  with Image.open(path, formats=PICTURES) as image:
     if image.width * image.height > guard.MAX_PIXELS:
       raise ValueError(f"{image.width} x {image.height} pixels")
     return image.convert("L")

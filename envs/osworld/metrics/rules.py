@@ -41,7 +41,7 @@ def matches(value: Any, rule: dict) -> bool:
     from openpyxl.worksheet.cell_range import MultiCellRange
 
     inside = lambda small, large: all(part in large for part in small)
-    return inside(MultiCellRange(ref[0]), value) and inside(value, MultiCellRange(ref[1]))
+    return isinstance(value, MultiCellRange) and inside(MultiCellRange(ref[0]), value) and inside(value, MultiCellRange(ref[1]))
   if method in ("str_list_eq", "str_set_eq"):
     kind = list if method == "str_list_eq" else set
     return isinstance(value, str) and kind(value.strip("\"'").split(",")) == kind(ref)

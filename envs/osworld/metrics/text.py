@@ -100,8 +100,14 @@ def check_direct_json_object(result: Any, rules: dict) -> float:
   contains = rules.get("expect_in_result", False)
   for key, value in expected.items():
     got = result.get(key)
-    if not contains:
-      good = sorted(value) == sorted(got or []) if expected.get("ignore_list_order", False) else value == got
+    if not contains and expected.get("ignore_list_order", False):
+      order = sorted(value)
+      try:
+        good = order == sorted(got or [])
+      except TypeError:  # no list, or one of texts and numbers
+        good = False
+    elif not contains:
+      good = value == got
     elif isinstance(value, list):
       good = any(one in got if isinstance(got, list) else one == got for one in value)
     else:

@@ -32,7 +32,7 @@ def node_of(found, budget: list[int], depth: int = 0) -> ET.Element | None:
     return None
   try:
     role = re.sub(r"[^A-Za-z0-9-]+", "-", found.get_role_name() or "unknown").strip("-") or "unknown"
-    node = ET.Element(role, {"name": found.get_name() or ""})
+    node = ET.Element(role, {"name": clean(found.get_name())})
     states = found.get_state_set()
     for state in states.get_states():
       node.set(f"{{{SPACES['st']}}}{state.value_nick}", "true")
@@ -54,8 +54,9 @@ def node_of(found, budget: list[int], depth: int = 0) -> ET.Element | None:
     return None
 
 
-def clean(text: str) -> str:
-  return "".join(c for c in text or "" if c in "\n\t" or c >= " ").replace("\ufffc", "")
+def clean(text: str | None) -> str:
+  """Without what XML has no way to say: a window's title can be anything that an agent made of it."""
+  return "".join(c for c in text or "" if c in "\n\t" or " " <= c < "\ufffc" or c == "\ufffd" or c > "\uffff")
 
 
 def tree() -> str:
