@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -161,6 +162,9 @@ class Machine(Input):
     need = memory_of(self.image, self.cfg) + self.cfg.reserve_mb
     if (left := images.available_mb()) < need:
       raise NoComputer(f"a virtual machine wants {need} MB with env.reserve_mb, this machine has {left:.0f} MB left")
+    if self.workshop and (free := shutil.disk_usage(self.workshop).free >> 20) < need - self.cfg.reserve_mb:
+      # QEMU would be killed without a word (SIGBUS) when the file of the guest's memory can grow no more
+      raise OverlayFull(f"a saved state may take {need - self.cfg.reserve_mb} MB in {self.workshop.parent} (env.cache), {free} MB are left")
     self._unchanged, self._last = 0, None
     if isinstance(self.start, Image):
       self._boot()

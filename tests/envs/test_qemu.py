@@ -6,6 +6,7 @@ import signal
 import string
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -454,6 +455,16 @@ def test_memory_that_is_not_there_is_not_taken(vm):
   vm.cfg.reserve_mb = 1 << 30
   with pytest.raises(NoComputer, match=r"wants \d+ MB with env.reserve_mb, this machine has \d+ MB left"):
     vm()
+
+
+def test_a_disk_that_cannot_hold_a_saved_state_is_named_before_the_boot(vm, monkeypatch):
+  """QEMU was killed by SIGBUS in the middle of its boot, and had printed "nothing"."""
+  asked = vm.asked.read_text() if vm.asked.exists() else ""
+  monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=100 << 20))
+  vm.cfg.cache = str(vm.asked.parent)
+  with pytest.raises(qemu.OverlayFull, match=r"may take 128 MB in .*/states \(env.cache\), 100 MB are left"):
+    qemu.ready(vm.image, vm.cfg)
+  assert (vm.asked.read_text() if vm.asked.exists() else "") == asked
 
 
 def test_a_boot_whose_guest_or_screen_never_comes_ends_with_why(vm):
