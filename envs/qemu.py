@@ -165,7 +165,7 @@ class Machine(Input):
     if self.workshop and (free := shutil.disk_usage(self.workshop).free >> 20) < need - self.cfg.reserve_mb:
       # QEMU would be killed without a word (SIGBUS) when the file of the guest's memory can grow no more
       raise OverlayFull(f"a saved state may take {need - self.cfg.reserve_mb} MB in {self.workshop.parent} (env.cache), {free} MB are left")
-    self._unchanged, self._last = 0, None
+    self._unchanged, self._last, self.held = 0, None, frozenset()
     if isinstance(self.start, Image):
       self._boot()
     else:

@@ -30,6 +30,7 @@ class Input:
   size: tuple[int, int]
   pointer: tuple[int, int]
   until: float = math.inf
+  held: frozenset[str] = frozenset()  # qcodes of the keys that hold_key pressed
 
   def _on(self) -> None:
     if time.monotonic() > self.until:
@@ -45,14 +46,20 @@ class Input:
     self.pointer = tuple(point)
     self.vm.idle(1.0, GAP)
 
-  def hold(self, name: str, down: bool) -> None:
-    """A mouse button (left, middle, right), or a key by its canonical name or character, down or up."""
-    mouse = name in qcodes.BUTTONS
-    self.send([qcodes.button(name, down) if mouse else qcodes.key(qcodes.qcode_of(name)[0], down)])
+  def hold(self, button: str, down: bool) -> None:
+    """A mouse button (left, middle, right) down or up."""
+    self.send([qcodes.button(button, down)])
+
+  def hold_key(self, name: str, down: bool) -> None:
+    """A key by its canonical name or character, down or up: "left" is an arrow here."""
+    code = qcodes.qcode_of(name)[0]
+    self.send([qcodes.key(code, down)])
+    self.held = self.held | {code} if down else self.held - {code}
 
   def release(self) -> None:
-    """Every modifier and button up."""
-    self.send(qcodes.release_all())
+    """Every modifier and button up, and every key that `hold_key` left down: it would be typed again and again."""
+    self.send([qcodes.key(code, False) for code in sorted(self.held)] + qcodes.release_all())
+    self.held = frozenset()
 
   def click(self, point: tuple[int, int], button: str = "left", times: int = 1) -> None:
     """Presses and lets go, `times` times. Two commands, since what one command says is one frame to the guest, which sees no click in it;

@@ -56,7 +56,7 @@ def perform(machine: Any, action: Action) -> None:
     case "mouse_down" | "mouse_up":
       machine.hold(args["button"], kind == "mouse_down")
     case "key_down" | "key_up":
-      machine.hold(args["key"], kind == "key_down")
+      machine.hold_key(args["key"], kind == "key_down")
     case "wheel":
       for count, less, more in ((args["dx"], "left", "right"), (args["dy"], "down", "up")):
         if count:

@@ -164,6 +164,9 @@ class DoubleMachine:
   def hold(self, name, down) -> None:
     self.acted.append(("hold", name, down))
 
+  def hold_key(self, name, down) -> None:
+    self.acted.append(("hold_key", name, down))
+
   def scroll(self, point, direction, clicks=5) -> None:
     self.acted.append(("scroll", point, direction, clicks))
 

@@ -344,7 +344,7 @@ def test_the_lease_is_emptied_and_files_of_others_are_out_of_reach(world):
     ("computer_13", '{"action_type": "DRAG_TO", "x": 3, "y": 4}', [("drag", (32, 24), (3, 4))]),
     ("computer_13", '{"action_type": "SCROLL", "dx": -2, "dy": 3}', [("scroll", (32, 24), "left", 2), ("scroll", (32, 24), "up", 3)]),
     ("computer_13", '{"action_type": "MOUSE_DOWN"}', [("hold", "left", True)]),
-    ("computer_13", '{"action_type": "KEY_UP", "key": "shiftleft"}', [("hold", "shift", False)]),
+    ("computer_13", '{"action_type": "KEY_UP", "key": "shiftleft"}', [("hold_key", "shift", False)]),
     ("pyautogui", "pyautogui.rightClick()", [("click", (32, 24), "right", 1)]),
     (
       "pyautogui", "pyautogui.moveTo(1, 2); pyautogui.dragTo(3, 4)\ntime.sleep(0.01)\npyautogui.write('hi\\n')",
