@@ -4,6 +4,7 @@ import ast
 import pathlib
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -147,6 +148,12 @@ def test_no_root_file_shadows_the_standard_library():
   """`python train.py` puts the root first on the path: a types.py there and `import jax` dies."""
   assert not {p.stem for p in ROOT.glob("*.py")} & sys.stdlib_module_names
   assert not set(packages()) & sys.stdlib_module_names
+
+
+def test_no_two_files_of_tests_share_a_name():
+  """pytest imports them by their names alone: a run of both would not begin, and a run of either would not say so."""
+  names = Counter(p.name for p in (ROOT / "tests").rglob("test_*.py"))
+  assert not [name for name, count in names.items() if count > 1]
 
 
 def test_never_written():

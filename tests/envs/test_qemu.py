@@ -18,7 +18,7 @@ from envs.images import Template
 from envs.qemu import Machine
 from envs.vm_input import Input
 from tests.envs import qemu_double
-from tests.envs.test_images import raw_disk
+from tests.envs.test_disk_images import raw_disk
 
 # A US keyboard by hand: what each key types, plain and with Shift.
 KEYBOARD = {f"{c}": (c, c.upper()) for c in string.ascii_lowercase}
