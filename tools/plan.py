@@ -28,7 +28,7 @@ from core import mesh as mesh_lib
 from core.config import ConfigError
 from core.optimiser import make_optimiser
 from core.state import TrainState
-from models import decoder
+from models import checkpoint, decoder
 from tools.planning import analytic, chips, decoding, shapes, show
 from tools.planning.analytic import How, Plan, Work
 
@@ -65,8 +65,10 @@ def meshes(topology: chips.Topology, cfg: Any, given: bool, tokens: int) -> Iter
   if given:
     yield dict(zip(mesh_lib.AXES, mesh_lib.sizes(cfg, topology.count)))
     return
+  if tokens % topology.chip.lanes:
+    raise ConfigError(f"--tokens={tokens} on {topology.name}: wanted a multiple of {topology.chip.lanes}")
   for context in itertools.takewhile(lambda n: n <= topology.count, (1, 2, 4, 8, 16, 32)):
-    if topology.count % context == 0 and tokens % (128 * context) == 0:
+    if topology.count % context == 0 and tokens % (topology.chip.lanes * context) == 0:
       yield {"data": 1, "fsdp": topology.count // context, "context": context, "tensor": 1}
 
 
@@ -98,14 +100,18 @@ def check_mesh(mesh: Mapping[str, int], shape: shapes.Shape, rows: Work, topolog
       f"mesh.tensor is {mesh['tensor']}, {shape.name} has {t.heads} heads and {t.kv_heads} key-value heads: wanted one of "
       f"{', '.join(map(str, fits))}"
     )
-  lanes = 128 if topology.chip.tpu else 1
-  if rows.tokens % (lanes * mesh["context"]):
-    raise ConfigError(f"--tokens={rows.tokens} on mesh.context={mesh['context']}: wanted a multiple of {lanes * mesh['context']}")
+  wanted = topology.chip.lanes * mesh["context"]
+  if rows.tokens % wanted:
+    raise ConfigError(f"--tokens={rows.tokens} on mesh.context={mesh['context']}: wanted a multiple of {wanted}")
 
 
 def how_of(cfg: Any) -> How:
   if cfg.policy.lora.rank:
     raise ConfigError("policy.lora.rank is above 0: only steps in which all parameters learn are planned, set it to 0")
+  remats, dtypes = decoder.REMAT, checkpoint.DTYPES  # what train.py takes, which sees them when it reads a checkpoint
+  for name, known in (("dtype", dtypes), ("moment", dtypes), ("remat", remats), ("remat_tower", ("", *remats))):
+    if cfg.policy[name] not in known:
+      raise ConfigError(f"policy.{name} is {cfg.policy[name]!r}, wanted one of {', '.join(filter(None, known))}")
   knobs = ml_collections.ConfigDict(cfg.policy.to_dict() | {"checkpoint": cfg.policy.checkpoint or DEFAULT_MODEL})  # as if it were here
   optimiser = make_optimiser(cfg.practice, cfg.practice.clip_norm, None, cfg.policy.lr, **policies.stepped(knobs))[0]
   return How(cfg.policy.dtype, cfg.policy.remat, cfg.policy.freeze_tower, optimiser, cfg.mesh.offload, cfg.policy.remat_tower)

@@ -142,6 +142,12 @@ def test_the_command_says_with_its_exit_code_that_it_does_not_fit(capsys):
   assert "too much" in capsys.readouterr().out
 
 
+def test_a_gpu_takes_rows_of_any_length(capsys):
+  """Tokens come in 128s for the TPU's attention kernel alone."""
+  assert plan_tool.main(argv("--topology=h100:8", "--tokens=50001")) == 0
+  assert "8 rows of 50,001 tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   "flags, said",
   [
@@ -154,6 +160,11 @@ def test_the_command_says_with_its_exit_code_that_it_does_not_fit(capsys):
     (("--topology=v6e:4x4", "--config.mesh.tensor=8"), "28 heads and 4 key-value heads: wanted one of 1, 2, 4"),
     (("--topology=v6e:4x4", "--config.mesh.context=4", "--tokens=1000"), "do not fit into --tokens=1000"),
     (("--topology=v6e:4x4", "--config.mesh.context=4", "--tokens=1000", "--images=0"), "wanted a multiple of 512"),
+    (("--topology=v6e:4x4", "--tokens=65537"), "--tokens=65537 on v6e:4x4: wanted a multiple of 128"),
+    (("--topology=v6e:4x4", "--config.policy.remat=ful"), "policy.remat is 'ful', wanted one of none, dots, attention, full, offload"),
+    (("--topology=v6e:4x4", "--config.policy.remat_tower=ful"), "policy.remat_tower is 'ful', wanted one of none"),
+    (("--topology=v6e:4x4", "--config.policy.dtype=float16"), "policy.dtype is 'float16', wanted one of float32, bfloat16"),
+    (("--topology=v6e:4x4", "--config.policy.moment=int8"), "policy.moment is 'int8', wanted one of float32, bfloat16"),
     (("--topology=v6e:4x4", "--screen=big"), "wanted WIDTHxHEIGHT"),
     (("--topology=v6e:4x4", "--model=qwen2.5-vl-9b"), "did you mean qwen2.5-vl-7b?"),
     (("--topology=h100:8", "--noanalytic"), "give --analytic"),

@@ -34,6 +34,11 @@ class Chip(NamedTuple):
   def tpu(self) -> bool:
     return self.axes > 0
 
+  @property
+  def lanes(self) -> int:
+    """A device's part of a row is a multiple of it: what the TPU's attention kernel wants."""
+    return 128 if self.tpu else 1
+
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CHIPS = {
