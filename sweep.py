@@ -20,6 +20,7 @@ import importlib.util
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -48,6 +49,7 @@ from envs.worker import die_with
 from supervise import reached
 
 GRACE = 150.0  # seconds that runs have to save in when the sweep is stopped: more than supervise.py gives its trainer
+MOST = 10_000  # points of a sweep: checking them takes two minutes, and a generator need not end
 EVERY = 60.0  # seconds from one look at what the runs say to the next
 NEEDED = {  # flags that each way to run a point wants
   "xpk": ("cluster", "accelerator", "image", "out"), "gcloud": ("accelerator", "zone", "runtime", "out"), "slurm": ("nodes",), "": (),
@@ -103,29 +105,56 @@ def functions(file: str) -> dict[str, Callable]:
 
 
 def plain(value: Any) -> Any:
-  """A number of numpy as Python's own, which results.json takes."""
-  return value.item() if isinstance(value, np.generic) else value
+  """A value of a point with numbers of numpy as Python's own, also in tuples. ValueError for what results.json cannot hold: it is written
+  when all runs have ended."""
+  if isinstance(value, tuple | list):
+    return type(value)(map(plain, value))
+  value = value.item() if isinstance(value, np.generic) else value
+  if not isinstance(value, str | int | float | None):
+    raise ValueError(f"{value!r}, wanted a number, a text, or a tuple of them")
+  return value
+
+
+def checked(name: str, point: Mapping[str, Any]) -> dict[str, Any]:
+  """A point of sweep_NAME() with plain values; ConfigError where it has others."""
+  out = {}
+  for key, value in point.items():
+    if not isinstance(key, str):
+      raise ConfigError(f"sweep_{name}: a key is {key!r}, wanted the name of a knob, such as 'practice.lr'")
+    try:
+      out[key] = plain(value)
+    except ValueError as error:
+      raise ConfigError(f"sweep_{name}: {key} is {config_lib.one_line(error)}") from error
+  return out
+
+
+def few(number: int, whose: str) -> None:
+  if number > MOST:
+    raise ConfigError(f"{whose} has more than {MOST:,} points: wanted fewer")
 
 
 def expand(name: str, function: Callable[[], Any]) -> list[dict[str, Any]]:
   """The points of what sweep_NAME() returns."""
   try:
     made = function()
-    made = made if isinstance(made, Mapping) or isinstance(made, str) else list(made)
+    made = made if isinstance(made, Mapping) or isinstance(made, str) else list(itertools.islice(made, MOST + 1))
   except Exception as error:  # noqa: BLE001 - whatever a config file raises becomes a line that names the place
     raise ConfigError(f"sweep_{name}: {type(error).__name__}: {config_lib.one_line(error)}") from error
   if isinstance(made, Mapping) and made:
     for key, values in made.items():
       if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ConfigError(f"sweep_{name}: {key} is {values!r}, wanted a list of values")
-    return [dict(zip(made, map(plain, values))) for values in itertools.product(*made.values())]
+    few(math.prod(map(len, made.values())), f"sweep_{name}")
+    return [checked(name, dict(zip(made, values))) for values in itertools.product(*made.values())]
   if not made or isinstance(made, str) or not all(isinstance(p, Mapping) and p for p in made):
     raise ConfigError(f"sweep_{name} returned {made!r}, wanted {{key: values}} or a list of {{key: value}}")
-  return [{k: plain(v) for k, v in p.items()} for p in made]
+  few(len(made), f"sweep_{name}")
+  return [checked(name, p) for p in made]
 
 
 def product(sweeps: Mapping[str, list[dict]]) -> list[dict[str, Any]]:
   """Every combination of the sweeps' points."""
+  few(math.prod(map(len, sweeps.values())), f"--sweep={','.join(sweeps)}")
   out = []
   for parts in itertools.product(*sweeps.values()):
     keys = [key for part in parts for key in part]
@@ -303,9 +332,12 @@ class Local:
 
 
 def claim(out: pathlib.Path) -> io.TextIOWrapper:
-  """Makes the folder and locks it for this sweep, until the returned file is closed; ConfigError where another one is at work there."""
+  """Makes the folder and locks it for this sweep, until the returned file is closed; ConfigError where another one is at work there,
+  or where nothing can be written."""
   try:
     return hold(out)
+  except OSError as error:
+    raise ConfigError(f"--out is {out}: {error.strerror}: wanted a folder that this user may write to") from error
   except ValueError as error:
     raise ConfigError(f"{out} is in use by another sweep.py: wait for it, or give another --out") from error
 

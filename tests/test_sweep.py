@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import sweep
@@ -99,6 +100,21 @@ def test_an_id_follows_from_what_is_run_alone():
     ("def sweep_x(): return 'seed'", ["--sweep=x"], "sweep_x returned 'seed'"),
     ("def sweep_x(): return [{'seed': 1}, {'seed': 1}]", ["--sweep=x"], "two points of the sweep are the same: seed=1"),
     ("def sweep_x(): return 1 / 0", ["--sweep=x"], "sweep_x: ZeroDivisionError"),
+    ("def sweep_x(): return {1: [2]}", ["--sweep=x"], "sweep_x: a key is 1, wanted the name of a knob"),
+    ("def sweep_x(): return [{1: 2}]", ["--sweep=x"], "sweep_x: a key is 1, wanted the name of a knob"),
+    (
+      "import pathlib\ndef sweep_x(): return {'copy.path': [pathlib.Path('a')]}", ["--sweep=x"],
+      "sweep_x: copy.path is PosixPath('a'), wanted a number, a text, or a tuple of them",
+    ),
+    (
+      "import itertools\ndef sweep_x(): return ({'seed': i} for i in itertools.count())", ["--sweep=x"],
+      "sweep_x has more than 10,000 points",
+    ),
+    ("def sweep_x(): return {'seed': range(101), 'practice.lr': [0.1] * 100}", ["--sweep=x"], "sweep_x has more than 10,000 points"),
+    (
+      "def sweep_x(): return {'seed': range(200)}\ndef sweep_y(): return {'practice.lr': [i / 1000 for i in range(1, 101)]}",
+      ["--sweep=x,y"], "--sweep=x,y has more than 10,000 points",
+    ),
     ("def sweep_x(): return {'agent.name': ['ppo']}", ["--sweep=x"], "the mode 'agent' chooses it"),
   ],
 )
@@ -113,6 +129,19 @@ def test_numbers_of_numpy_are_plain_ones(config):
   grid = "import numpy as np\ndef sweep_x(): return {'seed': list(np.arange(2)), 'practice.lr': list(np.array([0.5, 0.25], np.float32))}\n"
   _, made = sweep.prepare(config(grid, "--sweep=x"))
   assert json.loads(json.dumps([p.values for p in made]))[3] == {"seed": 1, "practice.lr": 0.25}
+
+
+def test_numbers_of_numpy_in_a_tuple_are_plain_ones():
+  """A flag would say np.float64(0.5), which is no number to whoever reads it."""
+  (point,) = sweep.expand("x", lambda: [{"a.pair": (np.float64(0.5), [np.int64(2)])}])
+  assert point == {"a.pair": (0.5, [2])} and sweep.written(point["a.pair"]) == "(0.5, [2])"
+
+
+def test_an_out_that_cannot_be_a_folder_is_one_line(tmp_path):
+  (tmp_path / "file").write_text("x")
+  for out in (tmp_path / "file", tmp_path / "file" / "x"):
+    with pytest.raises(ConfigError, match=f"--out is {out}: .*: wanted a folder that this user may write to"):
+      sweep.claim(out)
 
 
 def test_every_sweep_of_the_shipped_configs_can_be_run():
