@@ -9,11 +9,13 @@ seconds (an abort, or core.stop.EXIT_PARTED), and supervise.py on each brings it
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import pathlib
 import re
+import socket
 import sys
 import threading
 import time
@@ -24,9 +26,12 @@ import jax
 import ml_collections
 from jax._src import clusters, distributed  # what a cluster says, and the coordinator's key-value store, have no public names
 
+from core.stop import EXIT_PARTED
+
 _STATUS = re.compile(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")  # how XLA's errors begin, whatever their type
 _PART = 1 << 20  # bytes of a value that the store takes at once
 _SLICE = 10.0  # seconds of waiting between two signs of life
+_SPARE = 30  # seconds that jax gets beyond ours
 _rounds = itertools.count()
 _patience = 1800.0
 _beat: Callable[[str], None] = lambda what: None
@@ -61,7 +66,8 @@ def check(cfg: Any) -> None:
         "give address:port of the first process, or leave them out"
       )
     return
-  if ":" not in address or not address.rpartition(":")[2].isdigit():
+  name, _, port = address.rpartition(":")
+  if not name or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
     raise ValueError(f"hosts.coordinator is {address!r}, wanted address:port of the first process, or auto")
   if count < 1 or not 0 <= index < count:
     raise ValueError(f"hosts.index is {index} of hosts.count {count}: wanted an index of its own from 0 to count - 1 in every process")
@@ -94,20 +100,55 @@ def join(cfg: Any) -> None:
     "coordinator_address": address, "num_processes": count, "process_id": index, "local_device_ids": devices,
     "coordinator_bind_address": address, "cluster_detection_method": "deactivate",
   }  # fmt: skip
-  until = time.monotonic() + cfg.join
-  while True:
-    left = max(1, int(until - time.monotonic()))
-    try:
-      jax.distributed.initialize(**known, initialization_timeout=left, heartbeat_timeout_seconds=cfg.heartbeat, shutdown_timeout_seconds=60)
-      return
-    except (RuntimeError, ValueError) as error:
-      distributed.global_state.__init__()
-      if isinstance(error, ValueError) and not _STATUS.match(str(error)):  # waiting would not change it
-        raise ValueError(f"hosts.coordinator is {cfg.coordinator or address!r}: {error}") from error
-      if time.monotonic() > until - 1:
-        raise Parted(f"the processes of this run did not come together within {cfg.join:g} s (hosts.join): {error}") from error
-      print(f"not joined yet: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)
-      time.sleep(1.0)
+  seconds, began = max(1.0, cfg.join), time.monotonic()
+  apart = f"the processes of this run did not come together within {seconds:g} s (hosts.join): "
+  why = f"fewer than {count} were started, two with one hosts.index, or process {index} does not reach {address}"
+  late = threading.Timer(seconds, _late, [apart + why])
+  late.daemon = True
+  late.start()
+  try:
+    while True:
+      try:
+        if index == 0:
+          can_listen(address)
+        jax.distributed.initialize(
+          **known, initialization_timeout=int(seconds) + _SPARE, heartbeat_timeout_seconds=cfg.heartbeat, shutdown_timeout_seconds=60
+        )
+        return
+      except (RuntimeError, ValueError, OSError) as error:
+        distributed.global_state.__init__()
+        if isinstance(error, ValueError) and not _STATUS.match(str(error)):  # waiting would not change it
+          raise ValueError(f"hosts.coordinator is {cfg.coordinator or address!r}: {error}") from error
+        if time.monotonic() > began + seconds - 1:
+          raise Parted(f"{apart}{error}") from error
+        print(f"not joined yet: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)
+        time.sleep(1.0)
+  finally:
+    late.cancel()
+
+
+def _late(said: str) -> None:
+  """Ends the process, which has begun nothing yet. Left to itself jax aborts it at its own deadline, with a page of C++ frames."""
+  print(f"{pathlib.Path(sys.argv[0]).name}: {said}", file=sys.stderr, flush=True)
+  os._exit(EXIT_PARTED)
+
+
+def can_listen(address: str) -> None:
+  """Raises where the first process cannot listen there, which jax answers with a segmentation fault: OSError for what may pass (another
+  process's port, a name that the cluster does not know yet), ValueError for what stays."""
+  name, _, port = address.rpartition(":")
+  failed = None
+  for family, kind, protocol, _, place in socket.getaddrinfo(name.strip("[]"), int(port), type=socket.SOCK_STREAM):
+    with socket.socket(family, kind, protocol) as probe:
+      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+      try:
+        probe.bind(place)
+        return
+      except OSError as error:
+        failed = error
+  if failed.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+    raise ValueError(f"the first process cannot listen there ({failed.strerror}): wanted an address of its own machine") from failed
+  raise OSError(failed.errno, f"{address}: {failed.strerror}") from failed
 
 
 def found(seconds: float) -> tuple[str, int, int, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from test_train import ROOT, assert_same_run, command
 from core import hosts
 from core.checkpoint import read_numpy
 from core.metrics import read_jsonl
+from core.stop import EXIT_PARTED
 from envs import processes
 
 SMALL = {
@@ -132,6 +134,8 @@ def test_processes_with_different_configs_say_so_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("knobs, words", [
   ({"coordinator": "10.0.0.1"}, "wanted address:port"),
+  ({"coordinator": "10.0.0.1:99999", "count": 2, "index": 0}, "wanted address:port"),
+  ({"coordinator": ":99", "count": 2, "index": 0}, "wanted address:port"),
   ({"coordinator": "10.0.0.1:99", "count": 2}, "hosts.index is -1 of hosts.count 2"),
   ({"count": 2, "index": 0}, "hosts.count is 2 and hosts.index 0, which are read with an address only, but hosts.coordinator is ''"),
   ({"coordinator": "auto", "index": 1}, "read with an address only, but hosts.coordinator is 'auto'"),
@@ -167,6 +171,27 @@ def test_auto_listens_where_the_cluster_says_and_nowhere_else(monkeypatch):
   assert how["coordinator_address"] == how["coordinator_bind_address"] == "10.128.0.2:8476"
   assert (how["num_processes"], how["process_id"]) == (4, 1)
   assert on_auto(monkeypatch, ("10.128.0.2:8476", 1, 0, None)) == []  # alone: nobody needs to find it
+
+
+def test_the_first_process_listens_on_an_address_of_its_own_that_nobody_has():
+  """jax itself ends in a segmentation fault where it cannot. 198.51.100.0/24 is nobody's (RFC 5737)."""
+  hosts.can_listen(free_address())
+  with pytest.raises(ValueError, match="cannot listen there .*: wanted an address of its own machine"):
+    hosts.can_listen("198.51.100.1:8476")
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    with pytest.raises(OSError, match=f"127.0.0.1:{other.getsockname()[1]}: Address already in use"):
+      hosts.can_listen(f"127.0.0.1:{other.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_whose_others_never_come_ends_with_one_line(index):
+  """jax itself would abort it, with a page of C++ frames."""
+  knobs = {"coordinator": free_address(), "count": 2, "index": index, "join": 1.0}
+  code = f"from core import hosts; cfg = hosts.defaults(); cfg.update({knobs}); hosts.join(cfg)"
+  env = os.environ | {"JAX_PLATFORMS": "cpu"}
+  ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+  assert ended.returncode == EXIT_PARTED
+  assert ended.stderr.count("\n") == 1 and "did not come together within 1 s (hosts.join): fewer than 2 were started" in ended.stderr
 
 
 def test_waiting_for_another_process_is_a_sign_of_life_until_patience_ends(monkeypatch):
