@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -102,6 +103,10 @@ def arranged(shape: Sequence[int], devices: Sequence[Any], processes: int) -> np
 def make(cfg: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """The mesh of `devices` (all there are), axes AXES. cfg: see defaults. ValueError of one line where the sizes do not fit them."""
   devices = list(jax.devices() if devices is None else devices)
+  counts = Counter(d.process_index for d in devices)
+  few, many = min(counts, key=counts.get), max(counts, key=counts.get)
+  if counts[few] != counts[many]:
+    raise ValueError(f"process {few} has {counts[few]} devices and process {many} has {counts[many]}: wanted as many in every process")
   mesh = Mesh(arranged(sizes(cfg, len(devices)), devices, len({d.process_index for d in devices})), AXES)
   shared(mesh)
   return mesh

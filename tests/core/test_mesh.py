@@ -259,3 +259,10 @@ def test_a_process_with_a_row_and_a_half_is_one_line():
     two_rows_on_three[at] = Chip(at[1] * 9 + at[2], at[1:], at[2] // 3)
   with pytest.raises(ValueError, match="= 9 devices share a row, of several processes with 6 devices each: wanted 6 or a multiple of it"):
     mesh_lib.shared(mesh_lib.Mesh(two_rows_on_three, mesh_lib.AXES))
+
+
+def test_processes_with_unlike_numbers_of_devices_are_one_line():
+  """4 + 4 + 2: the third has lost two."""
+  cfg = mesh_lib.defaults()
+  with pytest.raises(ValueError, match="^process 2 has 2 devices and process 0 has 4: wanted as many in every process$"):
+    mesh_lib.make(cfg, line(10, 4))
