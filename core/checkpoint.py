@@ -292,7 +292,7 @@ class Checkpointer:
 
 def read_numpy(path: str | os.PathLike) -> dict[str, np.ndarray]:
   """Every array of a checkpoint by name, as numpy, without mesh, model or optimiser. path: a step's folder, or the folder
-  of steps for the newest. Random keys come as their raw data."""
+  of steps for the newest. Random keys come as their raw data. Damaged where a file is not what was written."""
   path = pathlib.Path(os.path.abspath(path))
   if not _STEP.match(path.name):
     reader = Checkpointer(path)
@@ -300,8 +300,9 @@ def read_numpy(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if not saved:
       raise FileNotFoundError(reader._nothing(None, set()))
     path = saved[-1].path
-  entries = _read_manifest(path)["leaves"]
-  return _orbax_read(path, {e["name"]: _stored(e) for e in entries})
+  manifest = _read_manifest(path)
+  _verify(Saved(manifest["serial"], manifest["step"], path, manifest))
+  return _orbax_read(path, {e["name"]: _stored(e) for e in manifest["leaves"]})
 
 
 # ---- the device tree
