@@ -305,7 +305,7 @@ def main(argv: list[str]) -> int:
   if rest:
     raise config_lib.ConfigError(f"{rest[0]} stands alone before the --; {form}")
   # in a process of its own: reading a config imports jax, which the supervisor must never hold
-  with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as reader:
+  with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), die_with, (os.getpid(),)) as reader:
     workdir, mine = reader.submit(folders, theirs).result()
   # --fresh has chosen the folder: a restart must go on in it, not start beside it
   command = [sys.executable, str(ROOT / "train.py"), *theirs, f"--workdir={workdir}", "--nofresh"]

@@ -344,10 +344,8 @@ def claim(out: pathlib.Path) -> io.TextIOWrapper:
 
 def clear(out: pathlib.Path, seconds: float = GRACE) -> None:
   """Ends what a sweep that is gone left running in `out`, which is claimed."""
-  if not (out / "children.json").is_file():
-    return
-  record = json.loads((out / "children.json").read_text())
-  left = [(pid, start) for pid, start in record["children"].values() if processes.alive(pid, start)]
+  record = read(out / "children.json", "remove it once nothing runs there that an earlier sweep began", ("children",))
+  left = [(pid, start) for pid, start in record["children"].values() if processes.alive(pid, start)] if record else []
   for pid, start in left:
     processes.send(pid, start, signal.SIGTERM)
   until = time.monotonic() + seconds
@@ -357,8 +355,25 @@ def clear(out: pathlib.Path, seconds: float = GRACE) -> None:
     processes.send(pid, start, signal.SIGKILL)
 
 
+def read(path: pathlib.Path, hint: str, wanted: Sequence[str]) -> dict[str, Any] | None:
+  """A file of JSON with these keys, None where there is none; ConfigError with a hint where it is something else."""
+  try:
+    found = json.loads(path.read_bytes())
+    _ = [found[key] for key in wanted]
+  except FileNotFoundError:
+    return None
+  except (OSError, ValueError, TypeError, KeyError) as error:
+    raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {config_lib.one_line(error)}): {hint}") from error
+  return found
+
+
+def summary(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """What a run that is done came to; None of one that is not."""
+  return read(workdir / "summary.json", "remove it, and the run is taken to its end again", (*COLUMNS, "noise_points", "n", "seconds"))
+
+
 def done(workdir: pathlib.Path) -> bool:
-  return (workdir / "summary.json").is_file()
+  return summary(workdir) is not None
 
 
 def last_line(log: pathlib.Path) -> str:
@@ -370,7 +385,7 @@ def last_line(log: pathlib.Path) -> str:
 
 
 def headline(workdir: pathlib.Path) -> str:
-  s = json.loads((workdir / "summary.json").read_text())
+  s = summary(workdir)
   return f"held-out {100 * s['practice']:.1f}% after practice (copying {100 * s['copying']:.1f}%), {s['seconds']:.0f} s"
 
 
@@ -379,8 +394,8 @@ def results(points: Sequence[Point], out: pathlib.Path, failed: Mapping[str, int
   rows = []
   for p in points:
     row = {"point": p.id, "values": p.values, "state": f"failed (exit {failed[p.id]})" if p.id in failed else f"{reached(out / p.id)}"}
-    if done(out / p.id):
-      row |= {"state": "done", "summary": json.loads((out / p.id / "summary.json").read_text())}
+    if found := summary(out / p.id):
+      row |= {"state": "done", "summary": found}
     rows.append(row)
   return rows
 
@@ -451,7 +466,7 @@ def main(argv: list[str]) -> int:
   if "--help" in argv[1:]:
     print(__doc__.strip())
     return 0
-  with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as reader:
+  with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), die_with, (os.getpid(),)) as reader:
     flags, points = reader.submit(prepare, argv).result()
   out = pathlib.Path(flags["out"])
   if flags["emit"]:

@@ -284,6 +284,42 @@ def test_what_a_dead_sweep_left_is_ended_before_the_next_begins(tmp_path):
 # ---- tables and commands
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"practice": 0.5}'])
+def test_files_of_an_earlier_sweep_that_cannot_be_read_are_one_line(text, tmp_path):
+  """Before anything is run: results.md is made of them when hours have gone by."""
+  (one,) = points("a")
+  (tmp_path / "out" / one.id).mkdir(parents=True)
+  (tmp_path / "out" / one.id / "summary.json").write_text(text)
+  runner = local(tmp_path, jobs=1)
+  with pytest.raises(ConfigError, match=r"summary.json cannot be read \(.*\): remove it, and the run is taken to its end again"):
+    runner.run([one], StopSignals())
+  assert not runner.running and not (runner.out / one.id / "begun").exists()
+  (runner.out / "children.json").write_text(text)
+  with pytest.raises(ConfigError, match=r"children.json cannot be read \(.*\): remove it once nothing runs there"):
+    sweep.clear(runner.out)
+
+
+@pytest.mark.parametrize("program", [["sweep.py", "--sweep=x"], ["supervise.py", "--"]], ids=["sweep", "supervise"])
+def test_what_reads_the_config_dies_with_the_command(program, tmp_path):
+  """A config is read in a process of its own, which waits for ever for whoever started it where that was killed meanwhile."""
+  config = tmp_path / "slow.py"
+  config.write_text(f"import os, pathlib, time\npathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\ntime.sleep(60)\n")
+  popen = subprocess.Popen([sys.executable, *program, f"--config={config}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+  until = time.monotonic() + 30
+  while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else "") and time.monotonic() < until:
+    time.sleep(0.05)
+  start = processes.start_time(int(pid))
+  assert int(pid) != popen.pid and processes.alive(int(pid), start)
+  popen.kill()
+  popen.wait(10)
+  until = time.monotonic() + 10
+  while processes.alive(int(pid), start) and time.monotonic() < until:
+    time.sleep(0.05)
+  left = processes.alive(int(pid), start)
+  processes.send(int(pid), start, signal.SIGKILL)
+  assert not left
+
+
 def test_the_table_has_a_line_a_point_and_its_spread_over_seeds(tmp_path):
   chosen = [{"practice.lr": lr, "seed": s} for lr in (0.1, 0.2) for s in (0, 1)]
   made = sweep.make_points(chosen, "configs/a.py", "", {})
