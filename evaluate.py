@@ -211,10 +211,12 @@ def run(
     return []
   with closing(sampler):
     if through is not None and (world.real or not protocol.clean):
-      return through(sampler, asked)
-    computers = Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))])
+      episodes = through(sampler, asked)
+    else:
+      computers = Inside([world.make_env(protocol.clean) for _ in range(min(slots, len(asked)))])
+      episodes = collect(sampler, computers, asked, clock)
     progress, found = Progress(protocol.name, len(asked)), []
-    for episode in collect(sampler, computers, asked, clock):
+    for episode in episodes:
       found.append(episode)
       progress.seldom(len(found))
     return found
@@ -292,8 +294,9 @@ def check_start(cfg) -> None:
   theirs, ours = config_lib.read_config(workdir), config_lib.resolved(cfg)
   if not (workdir / "copied").is_dir():
     raise ValueError(f"copy.start is {workdir}, a run that has not finished copying: wait for it, or give another")
+  free = (*PACE, *base.machine(cfg))
   for part in ("env", "policy"):
-    names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k) and k not in PACE]
+    names = [k for k in ours[part] if ours[part][k] != theirs[part].get(k) and k not in free]
     if names:
       raise ValueError(f"copy.start is {workdir}, whose {part} differs from this run's in {', '.join(names)}: give the same, or copy anew")
 
@@ -391,8 +394,10 @@ def examine(
       print(f"  {subject.name}, {about['steps']} steps: {len(asked) - len(left)} of {len(asked)} tries stand", flush=True)
       with contextlib.nullcontext(on) if on is not None else machines(subject, tick) as there:
         there = there or Inside([world.make_env(protocol.clean) for _ in range(min(subject.cfg.practice.slots, len(left)))])
-        for episode in collect(sampler, there, left, lambda name, seconds: tick()):
+        progress = Progress(protocol.name, len(left))
+        for done, episode in enumerate(collect(sampler, there, left, lambda name, seconds: tick()), 1):
           results.add(episode)
+          progress.seldom(done)
   return results, score(results.first(tries), protocol, subject.weights.version, tasks, results.lost)
 
 

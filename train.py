@@ -13,6 +13,7 @@ import dataclasses
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
@@ -110,9 +111,9 @@ class Run:
     self.note(name, seconds)
     self.stop.poll()
 
-  def try_on(self, sampler: Sampler, tries: list) -> list:
-    """Other tries than practice's, on the computers that practice has, beside what is under way on them."""
-    return self.source.run(sampler, tries, self.clock) if self.source else list(collect(sampler, self.computers, tries, self.clock))
+  def try_on(self, sampler: Sampler, tries: list) -> Iterator:
+    """Episodes of other tries than practice's, on the computers that practice has, beside what is under way on them."""
+    return self.source.run(sampler, tries, self.clock) if self.source else collect(sampler, self.computers, tries, self.clock)
 
   def optimiser(self, key: str, copying: bool = False):
     """(optimiser, schedule) of one set of parameters."""
@@ -307,7 +308,7 @@ def main(argv: list[str]) -> int:
     hosts.same_config(config_lib.resolved(cfg))
     shared = pathlib.Path(hosts.everyone(flags["workdir"])[0])
     run, workdir = Run(cfg, shared), hosts.own(shared)
-    config_lib.same_run(workdir, cfg, lambda path: config_lib.resolved(base.saved(path)))
+    base.same_run(workdir, cfg)
     if all(hosts.everyone((workdir / "summary.json").exists())):
       print(f"{workdir} is finished: its summary.json stands; --fresh starts another run beside it")
       return 0

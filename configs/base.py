@@ -104,6 +104,18 @@ def saved(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
   return cfg
 
 
+def machine(cfg: ml_collections.ConfigDict) -> tuple[str, ...]:
+  """Knobs of env that say where a computer or a judge is and how long it is waited for, which is no part of a run: a phone comes back behind
+  another port, and a busy machine wants more time."""
+  judge = ("base_url", "key_env", "timeout", "seconds", "retries", "backoff", "budget", "cache")
+  return (*getattr(find("envs", cfg.env.computer.split("/")[0]), "MACHINE", ()), *(f"judge.{name}" for name in judge))
+
+
+def same_run(workdir, cfg: ml_collections.ConfigDict) -> None:
+  """core.config.same_run, with `machine` left free."""
+  config_lib.same_run(workdir, cfg, lambda path: config_lib.resolved(saved(path)), tuple(f"env.{name}" for name in machine(cfg)))
+
+
 def _lacking(now: dict, then: dict, above: str) -> list[str]:
   out = []
   for name, value in now.items():
@@ -258,6 +270,8 @@ def _check_idle(cfg, given: Iterable[str]) -> None:
     idle = {r"(practice|copy)\.lr": "policy.lr takes its place for a checkpoint", r"policy\.(name|tiny\..*)": "it is the tiny policy's"}
   if not copies(cfg):
     idle[r"copy\.(?!when$).*|practice\.leash(_batch)?|save\.copy_every"] = f"nothing is copied with copy.when={cfg.copy.when}"
+  if any(name.startswith("critic.") for name in given) and not find("agents", cfg.agent.name, having="make").make(cfg.agent).critics:
+    idle[r"critic\..*"] = f"{cfg.agent.name} has no critic"
   for name in given:
     if why := next((why for pattern, why in idle.items() if re.fullmatch(pattern, name)), ""):
       raise ValueError(f"--config.{name} would do nothing, {why}: leave it out")

@@ -203,9 +203,11 @@ def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
   return config
 
 
-def same_run(workdir: str | os.PathLike, config: ConfigDict, saved: Callable[..., Mapping[str, Any]]) -> None:
+def same_run(
+  workdir: str | os.PathLike, config: ConfigDict, saved: Callable[..., Mapping[str, Any]], free: Sequence[str] = ()
+) -> None:
   """ConfigError if a run stands in workdir whose identity (config, seed, environment, policy, copying, agent) differs. saved: its config as
-  plain values from its workdir, with defaults for knobs that came later."""
+  plain values from its workdir, with defaults for knobs that came later. free: knobs, or parts of knobs, that may differ all the same."""
   stands = next(p for p in (pathlib.Path(os.path.abspath(workdir)), *pathlib.Path(os.path.abspath(workdir)).parents) if p.exists())
   if not stands.is_dir():
     raise ConfigError(f"--workdir is {workdir}, but {stands} is a file: give a folder")
@@ -213,6 +215,7 @@ def same_run(workdir: str | os.PathLike, config: ConfigDict, saved: Callable[...
     return
   changed = differences({"config": saved(workdir)}, {"config": resolved(config)})
   changed = [c for c in changed if c.removeprefix("config.").startswith(_IDENTITY)]
+  changed = [c for c in changed if not any(c.startswith((f"config.{name}:", f"config.{name}.")) for name in free)]
   if changed:
     raise ConfigError(f"{workdir} holds another run ({'; '.join(changed[:3])}, what is wanted now): give another --workdir, or --fresh")
 

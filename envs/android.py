@@ -32,6 +32,7 @@ from envs.locks import Lock, take
 from envs.referees import Checks, Judge, Practice, kept_for
 
 GRAMMARS = ("phone", "digirl", "androidworld")
+MACHINE = ("image", "adb", "adb_keys", "emulator", "emulator_args", "attach_seconds", "boot_seconds", "call_seconds", "start_seconds")
 SETTLE_SPARE = 1.5  # seconds for the last screenshot of a screen that does not come to rest
 
 

@@ -31,6 +31,7 @@ from envs.handset import Untypable
 from envs.locks import Lock, take
 from envs.referees import score_of
 
+MACHINE = (*android.MACHINE, "server", "reset_seconds", "score_seconds")
 MOST_BYTES = 256 << 20
 COMPUTER = "androidworld/phone"
 

@@ -23,6 +23,7 @@ from envs.errors import ResetFailed
 from envs.loopback import Files, Served
 from envs.tabs import Window, literal
 
+MACHINE = web.MACHINE
 FOREVER = 2_000_000_000  # milliseconds: no time limit, the largest delay of a timer being 2^31 - 1
 HELD_OUT = 1_000_000  # seeds from here are never practised
 DEMONSTRATED = 2_000_000  # and from here only shown

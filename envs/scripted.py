@@ -10,6 +10,7 @@ from core.schema import SUCCESS, End, Episode, Screen, Step, Task
 from envs.chromium import Refused
 from envs.errors import InfraError
 
+INSTEAD = "give --config.policy.checkpoint, or --config.copy.path, trajectory records to copy, or --config.copy.when=never"
 FIRST = 3  # tasks, of which at least one must pass
 SILENT = 30.0  # seconds after which long work says how far it is
 
@@ -40,7 +41,7 @@ def passing(solve: Callable[[Any, Task], Episode], env: Any, tasks: Iterable[Tas
   """The solutions of these tasks that pass. One that does not, or in which the page was not as its script has it, or the computer broke,
   is played once more and then left out: a busy machine loses a click now and then. Where none of the first tasks passes the environment
   is broken, and ValueError says so before the rest is played."""
-  tasks, out, why = list(tasks), [], "scored 0, wanted 1"
+  tasks, out, why = list(tasks), [], ""
   begun = told = time.monotonic()
   for done, task in enumerate(tasks, 1):
     for _ in range(2):
@@ -53,6 +54,8 @@ def passing(solve: Callable[[Any, Task], Episode], env: Any, tasks: Iterable[Tas
       if episode.rewards[SUCCESS] >= 1.0:
         out.append(episode)
         break
+      # why the environment is called broken below: a step limit that the solution does not fit into is a knob's doing
+      why = f"its step limit of {episode.step_limit} ended it, env.steps" if episode.end_cause == "steps" else "scored 0, wanted 1"
     if not out and done == min(FIRST, len(tasks)):
       names = ", ".join(t.id for t in tasks[:done])
       raise ValueError(

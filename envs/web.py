@@ -30,6 +30,7 @@ from envs.referees import Judge, kept_for
 from envs.tabs import CannotDo, Window
 
 GRAMMARS = ("web", "desktop")
+MACHINE = ("browser", "browser_flags", "boot_seconds", "call_seconds", "load_seconds")
 
 
 class BrowserFault(InfraError):

@@ -20,13 +20,14 @@ import urllib.parse
 import ml_collections
 
 from core.schema import Episode, Limits, Task
-from envs import answers, judges, web
+from envs import answers, judges, scripted, web
 from envs.canary import Canary
 from envs.chromium import PageClosed, Refused
 from envs.errors import CheckerFailed, ResetFailed
 from envs.referees import Judge, judged, kept_for
 from envs.tabs import Window
 
+MACHINE = (*web.MACHINE, "sites")
 PLACES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
 KINDS = ("string_match", "url_match", "program_html")
 POST = re.compile(r"func:reddit_get_post_url\('__last_url__'\)")
@@ -252,7 +253,7 @@ def task_lists(computer: str, cfg: ml_collections.ConfigDict) -> dict[str, list[
 
 
 def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.ConfigDict | None = None) -> list[Episode]:
-  raise ValueError("WebArena has no scripted demonstrations: give --config.copy.path, trajectory records to copy")
+  raise ValueError(f"WebArena has no scripted demonstrations: {scripted.INSTEAD}")
 
 
 def vocabulary(computer: str, cfg: ml_collections.ConfigDict | None = None) -> tuple[list[str], tuple[int, int]]:

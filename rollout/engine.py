@@ -174,7 +174,7 @@ class Programs(NamedTuple):
   copy: Any
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def programs(policy: Policy, temperature: float) -> Programs:
   """Jitted once for all engines of a policy, whatever its tokenizer: the sampler of every evaluation finds them compiled."""
   jit = partial(jax.jit, donate_argnames="cache")

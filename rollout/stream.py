@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -137,9 +137,9 @@ class Stream:
       ledger.check(in_flight=len(self.groups))
     return out
 
-  def run(self, sampler: Sampler, tries: Iterable[Try], clock: Callable) -> list[Episode]:
-    """Episodes of other tries, written by another sampler: they take the computers that become free before practice does, while what
-    is under way goes on."""
+  def run(self, sampler: Sampler, tries: Iterable[Try], clock: Callable) -> Iterator[Episode]:
+    """Episodes of other tries as they finish, written by another sampler: they take the computers that become free before practice does,
+    while what is under way goes on."""
     self._begin()
     plan = list(tries)
     waiting = collections.deque(plan)
@@ -147,11 +147,17 @@ class Stream:
     with self.changed:
       self._filed[lane] = []
       self._others.append(lane)
-    while len(self._filed[lane]) < len(plan):
-      self._wait(clock)
+    done = 0
+    while done < len(plan):
+      with self.changed:
+        fresh = self._filed[lane][done:]
+      if not fresh:
+        self._wait(clock)
+      yield from fresh
+      done += len(fresh)
     with self.changed:
       self._others.remove(lane)
-      return self._filed.pop(lane)
+      del self._filed[lane]
 
   def _take(self, version: int, max_age: int, most: int, clock: Callable) -> tuple[list[Group], int]:
     """At most `most` complete groups, waiting for the first, and how many episodes were dropped for their age. A group that loses

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -425,6 +426,17 @@ def test_practice_starts_from_another_runs_copied_policy(straight, tmp_path, cap
   assert_same_arrays(*(read_numpy(max((w / "copied").glob("[0-9]*"))) for w in (straight, tmp_path / "run")))
   assert train.main(command(tmp_path / "other", copy__start=straight, env__popup_chance=0.1)) == config_lib.EXIT_USAGE
   assert "env differs from this run's in popup_chance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds, said", [(0.0, ["held_out 1/3", "held_out 2/3", "held_out 3/3"]), (3600.0, [])])
+def test_an_evaluation_on_a_runs_own_computers_says_how_far_it_is(seconds, said, monkeypatch, capsys):
+  monkeypatch.setattr("core.metrics.SILENT", seconds)
+  sampler = types.SimpleNamespace(load=lambda weights: None, close=lambda: None)
+  tasks = {"held_out": [types.SimpleNamespace(id=i) for i in "abc"]}
+  world = types.SimpleNamespace(real=True, sampler=lambda temperature: sampler, tasks=tasks)
+  found = evaluate.run(world, None, evaluate.HELD_OUT, 1, 0, 2, through=lambda sampler, tries: iter(tries))
+  assert [t.task.id for t in found] == ["a", "b", "c"]
+  assert [" ".join(line.split()[:2]) for line in capsys.readouterr().out.splitlines()] == said
 
 
 def test_evaluate_runs_from_the_workdir_alone(straight):

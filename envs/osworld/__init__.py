@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+MACHINE = ("cache", "store", "mirrors", "accel", "reserve_mb", "boots", "boot_seconds", "restore_seconds", "call_seconds", "guest_seconds")
+
 
 def _suite() -> Any:
   return importlib.import_module("envs.osworld.suite")

@@ -17,7 +17,7 @@ ABOUT = """Reads OSWorld task files as they are (FOLDER/examples/<domain>/<id>.j
   python -m envs.osworld --list --tasks=FOLDER [--json]            every id, and "runs" or why it cannot be run
   python -m envs.osworld --prefetch --tasks=FOLDER --store=FOLDER  downloads the files that those tasks name
 
-Without env.mirrors or a store the list says of a task whose files are missing which one; nothing is downloaded but by --prefetch."""
+Without --mirror or --store the list says of a task whose files are missing which one; nothing is downloaded but by --prefetch."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ class Files:
     for mirror in mirrors:
       prefix, equals, folder = mirror.rpartition("=")
       if not equals or not prefix or not folder:
-        raise ValueError(f"env.mirrors has {mirror!r}, wanted PREFIX=FOLDER, e.g. https://huggingface.co/=/data/mirror")
+        raise ValueError(f"env.mirrors (--mirror) has {mirror!r}, wanted PREFIX=FOLDER, e.g. https://huggingface.co/=/data/mirror")
       self.mirrors.append((prefix, pathlib.Path(folder).expanduser()))
     self.store = pathlib.Path(store).expanduser() if store else None
 

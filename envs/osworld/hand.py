@@ -129,7 +129,7 @@ def _files(task: TaskFile, hand: Hand) -> str:
   if not missing:
     return ""
   more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-  return f"not on this machine: {missing[0]}{more} (env.mirrors, or --prefetch)"
+  return f"not on this machine: {missing[0]}{more} (env.mirrors or --mirror, or --prefetch)"
 
 
 @functools.lru_cache(maxsize=4)

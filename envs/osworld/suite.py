@@ -28,7 +28,6 @@ from envs.osworld.setup import Setup, values_of
 from envs.referees import Judge
 
 GRAMMARS = ("desktop", "computer_13", "pyautogui")
-INSTEAD = "give --config.policy.checkpoint, or --config.copy.path, trajectory records to copy, or --config.copy.when=never"
 HELD_OUT = 4  # of a user's tasks without an index of held-out ones, one in so many by its id
 DEMONSTRATED = 500  # seeds' places from here are shown first: practised variants come back only where a family has no others
 
@@ -233,9 +232,9 @@ def demonstrations(computer: str, count: int, seed: int, cfg: ml_collections.Con
   """Scripted solutions of this project's own tasks, played on a machine now, the families in turn. Those that do not pass are left out."""
   cfg = cfg or defaults()
   if cfg.tasks:
-    raise ValueError(f"a user's tasks have no scripted demonstrations: {INSTEAD}")
+    raise ValueError(f"a user's tasks have no scripted demonstrations: {scripted.INSTEAD}")
   if cfg.grammar != "desktop":
-    raise ValueError(f"scripted demonstrations are written in the desktop grammar, env.grammar is {cfg.grammar}: {INSTEAD}")
+    raise ValueError(f"scripted demonstrations are written in the desktop grammar, env.grammar is {cfg.grammar}: {scripted.INSTEAD}")
   families = chosen(cfg)
   each = -(-count // len(families))
   columns = [tasks.seeds(family, DEMONSTRATED, False)[::-1] for family in families]  # the last seeds: practice takes the first

@@ -19,6 +19,7 @@ from envs.shop.store import COLORS, KINDS, MAKES, NOUNS, POPUPS, Store
 from envs.tabs import Window
 
 FAMILIES, PLACES = ("open", "cart", "buy"), ("first", "second", "third", "fourth")
+MACHINE = web.MACHINE
 HELD_OUT_MOST = 96
 SHOWN_SEED = 5_000_000  # start states from here are only shown, never practised
 

@@ -103,6 +103,30 @@ def test_what_is_given_for_real_computers_must_fit(mode, knobs, says):
     base.check(cfg)
 
 
+@pytest.mark.parametrize(
+  "name, mode, another",
+  [("android", "real", {"env.image": "127.0.0.1:7777"}), ("android", "real", {"env.call_seconds": 60.0, "env.judge.base_url": "http://[::1]:1/v1"}),
+   ("webarena", "real", {"env.sites.shopping": "http://127.0.0.1:7771", "env.browser": "chromium"}), ("osworld", "real", {"env.boots": 1})],
+)  # fmt: skip
+def test_a_run_goes_on_with_computers_at_another_place_and_other_deadlines(name, mode, another, tmp_path):
+  cfg = get(name, mode)
+  with cfg.unlocked():
+    cfg.update_from_flattened_dict({"env.image": "127.0.0.1:5555"} if name == "android" else {})
+  config_lib.write_config(tmp_path, cfg)
+  with cfg.unlocked():
+    cfg.update_from_flattened_dict(another)
+  base.same_run(tmp_path, cfg)
+  cfg.env.steps += 1
+  with pytest.raises(ConfigError, match=r"holds another run \(config.env.steps: [0-9]+ -> [0-9]+, what is wanted now\)"):
+    base.same_run(tmp_path, cfg)
+
+
+@pytest.mark.parametrize("name", [name for name in available("envs", having="task_lists")])
+def test_what_may_change_between_sessions_are_knobs_that_there_are(name):
+  module = find("envs", name)
+  assert not set(getattr(module, "MACHINE", ())) - set(module.defaults())
+
+
 @pytest.mark.parametrize("knobs, says", [({"remat_tower": "full"}, "policy.remat_tower is 'full', which the tiny policy has no use for"),
                                          ({"lora.rank": 4}, "policy.lora.rank is 4, which the tiny policy")])  # fmt: skip
 def test_a_checkpoints_knobs_are_refused_where_there_is_none(knobs, says):
@@ -124,6 +148,7 @@ def test_a_checkpoints_knobs_are_refused_where_there_is_none(knobs, says):
     ({"copy.when": "never"}, "practice.leash_batch", "practice.leash_batch would do nothing, nothing is copied"),
     ({"copy.when": "never"}, "practice.lr", ""),
     ({}, "copy.lr", ""),
+    ({}, "critic.lr", "critic.lr would do nothing, arpo has no critic"),
   ],
 )
 def test_a_knob_that_nothing_reads_is_refused_where_it_was_given(knobs, given, says):
@@ -134,6 +159,11 @@ def test_a_knob_that_nothing_reads_is_refused_where_it_was_given(knobs, given, s
     return base.check(cfg, [given])
   with pytest.raises(ValueError, match=f"--config.{says}"):
     base.check(cfg, ["seed", given])
+
+
+@pytest.mark.parametrize("agent", ["ppo", "digirl", "webrl"])
+def test_a_critics_knobs_may_be_given_where_there_is_one(agent):
+  base.check(get("osworld", f"agent={agent}"), ["critic.lr"])
 
 
 @pytest.mark.parametrize("mode, computer", [("shop", "shop/browser"), ("real", "webarena/browser"), ("", "sim/phone")])

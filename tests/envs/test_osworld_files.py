@@ -262,7 +262,7 @@ def test_reasons_are_counted_without_their_particulars_and_not_cut_in_a_word():
     "getter url_dashPart needs Chrome's debugging port or the live web, which is not spoken": (
       "getter url_dashPart needs Chrome's debugging port or the live web"
     ),
-    "not on this machine: https://a/b (env.mirrors, or --prefetch)": "not on this machine",
+    "not on this machine: https://a/b (env.mirrors or --mirror, or --prefetch)": "not on this machine",
     "unknown metric compare_vibes: not built in": "unknown metric",
   }.items():
     assert command.kind_of(why) == kind

@@ -148,6 +148,8 @@ def test_demonstrations_that_do_not_pass_or_break_off_are_played_once_more_and_l
   played = []
 
   class Played:
+    end_cause = "agent"
+
     def __init__(self, score):
       self.rewards = {SUCCESS: score}
 
@@ -176,3 +178,12 @@ def test_where_no_scripted_solution_passes_the_environment_is_named_before_the_r
   with pytest.raises(ValueError, match="environment shop/browser: no scripted solution of a, b, c passes .*the browser died"):
     scripted.passing(solve, None, tasks, "shop/browser")
   assert "".join(played) == "aabbcc"
+
+
+def test_a_step_limit_that_no_scripted_solution_fits_into_is_named_as_such():
+  class Cut:
+    rewards, end_cause, step_limit = {SUCCESS: 0.0}, "steps", 2
+
+  tasks = [Task("a", "", "shop/browser", "open", 0, {}, Limits(2))]
+  with pytest.raises(ValueError, match=r"no scripted solution of a passes \(the last: its step limit of 2 ended it, env.steps\)"):
+    scripted.passing(lambda env, task: Cut(), None, tasks, "shop/browser")

@@ -302,7 +302,7 @@ def test_other_tries_share_the_computers_and_go_first(stream_of, task, policy):
   with stream_of(slots=3) as stream:
     stream.top_up(4, tasks, lambda task_id, default: default, 2)
     plan = [Try(task(f"e{i}", steps=2), "eval", i, np.array([9, i], np.uint32)) for i in range(6)]
-    episodes = stream.run(judge, plan, lambda name, seconds: None)
+    episodes = list(stream.run(judge, plan, lambda name, seconds: None))
     assert sorted(e.try_index for e in episodes) == list(range(6)) and all(e.group == "eval" for e in episodes)
     assert {int(v) for e in episodes for r in e.records for v in r.version[r.is_action]} == {77}
     got = gather(stream, tasks, groups=4, version=0, max_age=2)
