@@ -105,8 +105,8 @@ def saved(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
 
 
 def machine(cfg: ml_collections.ConfigDict) -> tuple[str, ...]:
-  """Knobs of env that say where a computer or a judge is and how long it is waited for, which is no part of a run: a phone comes back behind
-  another port, and a busy machine wants more time."""
+  """Knobs of env that say where a computer or a judge is and how long it is waited for, which is no part of a run: a phone comes back
+  behind another port, and a busy machine wants more time."""
   judge = ("base_url", "key_env", "timeout", "seconds", "retries", "backoff", "budget", "cache")
   return (*getattr(find("envs", cfg.env.computer.split("/")[0]), "MACHINE", ()), *(f"judge.{name}" for name in judge))
 
