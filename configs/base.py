@@ -270,7 +270,7 @@ def _check_idle(cfg, given: Iterable[str]) -> None:
     idle = {r"(practice|copy)\.lr": "policy.lr takes its place for a checkpoint", r"policy\.(name|tiny\..*)": "it is the tiny policy's"}
   if not copies(cfg):
     idle[r"copy\.(?!when$).*|practice\.leash(_batch)?|save\.copy_every"] = f"nothing is copied with copy.when={cfg.copy.when}"
-  if any(name.startswith("critic.") for name in given) and not find("agents", cfg.agent.name, having="make").make(cfg.agent).critics:
+  if "critic_epochs" not in cfg.agent:  # agents with a critic say how often it learns
     idle[r"critic\..*"] = f"{cfg.agent.name} has no critic"
   for name in given:
     if why := next((why for pattern, why in idle.items() if re.fullmatch(pattern, name)), ""):

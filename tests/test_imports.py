@@ -119,7 +119,7 @@ def test_an_environment_process_never_loads_jax():
 
 
 def test_configs_take_nothing_from_other_parts_but_their_defaults():
-  """find(...) hands a config a whole module: only its defaults() is asked for."""
+  """find(...) hands a config a whole module: only its defaults() is asked for, and which of those are the machine's (getattr)."""
   for name in files("configs/"):
     for node in ast.walk(tree(name)):
       if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "find":

@@ -161,9 +161,14 @@ def test_a_knob_that_nothing_reads_is_refused_where_it_was_given(knobs, given, s
     base.check(cfg, ["seed", given])
 
 
-@pytest.mark.parametrize("agent", ["ppo", "digirl", "webrl"])
+@pytest.mark.parametrize("agent", available("agents", having="make"))
 def test_a_critics_knobs_may_be_given_where_there_is_one(agent):
-  base.check(get("osworld", f"agent={agent}"), ["critic.lr"])
+  cfg = get("osworld", f"agent={agent}")
+  if find("agents", agent).make(cfg.agent).critics:
+    base.check(cfg, ["critic.lr"])
+  else:
+    with pytest.raises(ValueError, match=f"critic.lr would do nothing, {agent} has no critic"):
+      base.check(cfg, ["critic.lr"])
 
 
 @pytest.mark.parametrize("mode, computer", [("shop", "shop/browser"), ("real", "webarena/browser"), ("", "sim/phone")])

@@ -14,7 +14,7 @@ import pytest
 from absl import logging
 
 from core import checkpoint
-from core.checkpoint import Checkpointer, Damaged, read_numpy
+from core.checkpoint import Checkpointer
 from core.schema import End, Episode, Screen, Step, TokenRecord, Unreadable
 from core.state import TrainState
 
@@ -478,24 +478,6 @@ def test_what_cannot_be_a_leaf_is_refused_before_anything_is_written(tmp_path, t
   with pytest.raises(ValueError, match=line):
     Checkpointer(tmp_path).save(1, tree)
   assert list(tmp_path.iterdir()) == []
-
-
-def test_arrays_can_be_read_as_plain_numpy(tmp_path):
-  c = Checkpointer(tmp_path)
-  for step in (1, 2):
-    c.save(step, {"p": {"w": jnp.full((2, 2), step, jnp.bfloat16), "none": jnp.zeros((0, 2))}, "key": jax.random.key(step)})
-  for path, step in ((tmp_path, 2), (tmp_path / "1", 1)):
-    found = read_numpy(path)
-    assert sorted(found) == ["key", "p/none", "p/w"] and all(type(x) is np.ndarray for x in found.values())
-    assert found["p/w"].tolist() == [[step, step]] * 2 and found["p/none"].shape == (0, 2)
-    np.testing.assert_array_equal(found["key"], jax.random.key_data(jax.random.key(step)))
-
-
-def test_arrays_that_were_changed_on_disk_are_not_read_as_numbers(tmp_path):
-  save_some(tmp_path, [3])
-  damage(tmp_path / "3", "array file changed")
-  with pytest.raises(Damaged, match="has not the content it was written with"):
-    read_numpy(tmp_path)
 
 
 def test_a_newer_format_stops_the_run_and_is_not_deleted(tmp_path):
