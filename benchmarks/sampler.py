@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from core.host import keep_freed_memory
 from core.state import Weights
 from models import decoder, hf
 from models.base import Policy, Prompt
@@ -178,6 +179,7 @@ def show(values: dict[str, float]) -> None:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown argument {argv[1]!r}")
+  keep_freed_memory()  # as train.py does; it holds for torch's memory, too
   size = (FLAGS.sessions, FLAGS.steps, FLAGS.append, FLAGS.write)
   cfg = ModelConfig.from_hf(FLAGS.checkpoint) if FLAGS.checkpoint else ModelConfig.from_dict(SMOLLM2)
   params = hf.load(FLAGS.checkpoint, decoder.leaves(cfg), dtype=jnp.float32) if FLAGS.checkpoint else decoder.init(cfg, jax.random.key(0))

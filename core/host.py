@@ -11,21 +11,22 @@ import pathlib
 import sys
 
 # glibc's mallopt parameters
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
   """Asks glibc to keep what is freed. Call before the first computation; returns whether it was done (Linux with glibc).
 
   XLA's CPU backend allocates and frees its temporaries at every call. By default glibc gives such large blocks back to the
-  kernel at once, and every step pays for some 25,000 page faults: a third of the CPU time of the embedded default.
+  kernel at once, and every step pays for some 25,000 page faults: a third of the CPU time of the embedded default. A learner of
+  135M parameters has one block of gigabytes and paid for 1.6 million of them: no size may be an exception.
   """
   if sys.platform != "linux":
     return False
   mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
   if mallopt is None:
     return False
-  wanted = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
+  wanted = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, 64 << 20))  # trim -1: never
   return all([mallopt(parameter, value) for parameter, value in wanted])
 
 

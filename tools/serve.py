@@ -37,6 +37,7 @@ from safetensors.flax import load_file, save_file
 import evaluate
 from configs import base
 from core import config as config_lib
+from core.host import keep_freed_memory
 from core.schema import TokenRecord
 from core.state import Weights
 from models.base import Policy, Prompt
@@ -290,6 +291,7 @@ def define_flags(workdir: str, port: int, required: bool = True) -> None:
 
 def main(argv: list[str]) -> int:
   del argv
+  keep_freed_memory()
   cfg, key = base.saved(pathlib.Path(os.path.abspath(FLAGS.workdir))), key_in(FLAGS.key_env)
   engine = Engine(evaluate.build(cfg).policy)
   with Server(engine, FLAGS.port, key) as server:
