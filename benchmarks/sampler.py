@@ -101,9 +101,10 @@ def transformers_model(folder: str, params, cfg: ModelConfig):
   if folder:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
   with tempfile.TemporaryDirectory() as temp:
-    LlamaForCausalLM(LlamaConfig(**{k: v for k, v in SMOLLM2.items() if k not in ("architectures", "model_type")})).save_pretrained(temp)
-    hf.export(params, temp, pathlib.Path(temp) / "ours")
-    return AutoModelForCausalLM.from_pretrained(pathlib.Path(temp) / "ours", dtype=torch.float32).eval()
+    theirs, ours = pathlib.Path(temp) / "theirs", pathlib.Path(temp) / "ours"
+    LlamaForCausalLM(LlamaConfig(**{k: v for k, v in SMOLLM2.items() if k not in ("architectures", "model_type")})).save_pretrained(theirs)
+    hf.export(params, theirs, ours)
+    return AutoModelForCausalLM.from_pretrained(ours, dtype=torch.float32).eval()
 
 
 def compare(parties: dict, sessions: int, steps: int, append: int, write: int, vocab: int) -> dict[str, float]:
