@@ -11,6 +11,7 @@ docs/desktop.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -42,6 +43,7 @@ __all__ += ["VmPanicked", "RestoreFailed", "ScreenFrozen", "defaults", "check", 
 
 RECIPE = 2  # a template of another recipe is not used
 STILL = 3  # actions in a row that changed nothing, after which it is looked whether the screen is alive
+LIT_SECONDS = 2.0  # in which a screen that was switched off comes back
 CLOCK_SECONDS = 2.0  # by which a guest's clock may be off
 
 
@@ -272,6 +274,8 @@ class Machine(Input):
     while not (looked := self.settle())[1]:
       if time.monotonic() > until:
         raise BootDeadline(f"the screen did not come to rest within {seconds:g} s, and a state that moves cannot be told from another")
+    if not looked[0].any():
+      raise BlackFrame("every pixel of the machine's screen is black, and no episode may begin there")
     template = Template(self.workshop, self.image, self.cfg.state, self.guest.clock())
     self.vm.call("stop")
     self._leave_out_memory(self.cfg.state == "memory")  # a clone of a memory file was loaded without, and a snapshot needs it
@@ -305,8 +309,15 @@ class Machine(Input):
     return self.vm.screenshot()
 
   def settle(self, seconds: float | None = None) -> tuple[np.ndarray, bool]:
-    """Waits until the guest is idle and two looks agree, at most env.settle_most; (the last look, whether it came to rest)."""
+    """Waits until the guest is idle and two looks agree, at most env.settle_most; (the last look, whether it came to rest). It is black
+    only where whoever uses the guest made it so."""
     until = time.monotonic() + (self.cfg.settle_most if seconds is None else seconds)
+    frame, rested = self._rest(until)
+    if not frame.any() and self._lit():
+      frame, rested = self._rest(until)
+    return frame, rested
+
+  def _rest(self, until: float) -> tuple[np.ndarray, bool]:
     while True:
       self.vm.running()
       idle = self.vm.idle(max(until - time.monotonic(), 0.0), self.cfg.settle_window)
@@ -317,9 +328,19 @@ class Machine(Input):
       if rested or time.monotonic() > until:
         break
     self.vm.running()
-    if not frame.any():
-      raise BlackFrame("every pixel of the machine's screen is black")
     return frame, rested
+
+  def _lit(self) -> bool:
+    """Of a black screen: whether it was switched off, and a moved pointer switched it on. One that stays black under a server that answers
+    is what somebody inside wanted (xrandr --off); BlackFrame where it does not answer either."""
+    with contextlib.suppress(ScreenFrozen):
+      self.alive(LIT_SECONDS)
+      return True
+    try:
+      self.guest.clock()
+    except InfraError as lost:
+      raise BlackFrame(f"every pixel of the machine's screen is black, and its server is no better: {lost}") from lost
+    return False
 
   def alive(self, seconds: float = 5.0) -> None:
     """Moves the pointer away and back. ScreenFrozen if no pixel changes."""
@@ -340,7 +361,7 @@ class Machine(Input):
     same = self._last is not None and differing(self._last, frame) == 0
     self._unchanged, self._last = self._unchanged + 1 if same else 0, frame
     if self._unchanged >= STILL:
-      self.alive()
+      self.alive() if frame.any() else self._lit()
       self._unchanged = 0
 
   def health(self) -> None:

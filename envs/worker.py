@@ -95,8 +95,9 @@ class Server:
       raise StaleToken(f"reset under token {request['token']}, the newest is {self.token}")
     self.token, self.live, self.acts = request["token"], 0, 0
     obs, info = self.env.reset(seed=request["seed"], options={"task": request["task"]})
+    told = self._look(obs) | {"info": info}
     self.live = self.token  # only a reset that went well opens the way for actions
-    return self._look(obs) | {"info": info}
+    return told
 
   def do_step(self, request: dict) -> dict:
     self._fence(request)
@@ -134,9 +135,9 @@ class Server:
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != self.shape:
       got = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
       raise BadFrame(f"screenshot is {got}, wanted uint8 {self.shape}")
-    if self.black_frames and not pixels.any():
+    if self.black_frames and not pixels.any() and not getattr(self.env.unwrapped, "black_screens", False):
       raise BlackFrame("every pixel of the screenshot is black")
-    return {"screen": self.screen.write(pixels, self.live), "obs": rest}
+    return {"screen": self.screen.write(pixels, self.token), "obs": rest}
 
 
 def die_with(parent: int) -> None:

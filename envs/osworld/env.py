@@ -15,12 +15,13 @@ from PIL import Image
 from core.schema import Action, Task, Unreadable
 from envs import actions, judges, phases
 from envs.base import ending, observation_space, text_space
-from envs.errors import BadFrame, CheckerFailed, InfraError
+from envs.errors import BadFrame, BlackFrame, CheckerFailed, InfraError
+from envs.guest import TooMuch
 from envs.handset import Untypable
 from envs.osworld import scoring, taskfile
 from envs.osworld.checker import Checker
 from envs.osworld.files import Files
-from envs.osworld.getters import GETTERS, Looking
+from envs.osworld.getters import GETTERS, LeftBad, Looking
 from envs.osworld.hand import Hand
 from envs.osworld.lease import Lease
 from envs.osworld.setup import Setup, values_of
@@ -87,13 +88,14 @@ class OSWorldEnv(gym.Env):
 
   Ends: an ending action or an unreadable one terminates; the step limit truncates, and the final state is still checked: postconfig, then
   the checks. An infra error ends the episode without a score. finished and call_user say that the agent is done, fail that it cannot be.
-  notes: "unsettled" where the screen did not come to rest, "refused" where the keyboard cannot type what was said, "cut_short" where an
-  action took longer than env.act_seconds and its rest was left out, "postconfig" and "check" for what these could not do or read; "parts":
-  the score of each check.
+  notes: "unsettled" where the screen did not come to rest, "black" where the agent made it so, "refused" where the keyboard cannot type
+  what was said, "cut_short" where an action took longer than env.act_seconds and its rest was left out, "postconfig" and "check" for what
+  these could not do or read; "parts": the score of each check.
   """
 
   metadata = {"render_modes": ["rgb_array"], "render_fps": 1}
   graded = True  # scores between 0 and 1 are partial credit
+  black_screens = True  # an agent can switch a screen off; a black one that is nobody's doing is found here
 
   def __init__(
     self, computer: str, machine: Any, hand: Hand, cfg: Any, start_of: Callable | None = None, judge: Judge | None = None
@@ -130,6 +132,8 @@ class OSWorldEnv(gym.Env):
     if self.cfg.compat_sleeps:
       time.sleep(COMPAT_RESET)
     self._look(*rest(self.machine, self.cfg.still_seconds if steps else 0.0, self.cfg.window_seconds))
+    if "black" in self._extra:
+      raise BlackFrame("every pixel of the screen is black after the setup steps")
     self.done = False
     return self._observe(), {"notes": dict(self._extra)}
 
@@ -184,6 +188,8 @@ class OSWorldEnv(gym.Env):
       self._extra["unsettled"] = True
     if frame.size == 0:
       raise BadFrame("a screenshot without pixels")
+    if not frame.any():
+      self._extra["black"] = True
     if (frame.shape[1], frame.shape[0]) != self.shown:
       frame = np.asarray(Image.fromarray(frame).resize(self.shown, Image.Resampling.BOX))
     self.frame = frame
@@ -255,6 +261,8 @@ class OSWorldEnv(gym.Env):
     try:
       return self.checker.getter(config["type"], config, helper)
     except CheckerFailed:
+      if failed and isinstance(failed[0], TooMuch):
+        raise LeftBad(str(failed[0])) from None
       if failed:
         raise failed[0] from None  # the guest broke, not the getter
       raise

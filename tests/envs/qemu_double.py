@@ -4,6 +4,7 @@ its own and a guest's server. What it does wrong is read from told.json beside i
   hang: [command, ...]      is not answered                 status: [...]     what query-status says, one after the other, the last stays
   die: command              the process ends instead        color: n          of every pixel
   refuse: command           an error                        drift: seconds    by which the guest's clock is off
+  asleep: true  the screen is black until something is entered
   mute: true                the guest's server closes every connection; frozen: true  the screen does not show the pointer
   early: text               printed, and the process ends before it connects
   reset: true               an event that the guest was reset comes before the next answer
@@ -63,7 +64,7 @@ class Monitor:
   def __init__(self, path: str, port: int, incoming: bool):
     self.port, self.asked = port, 0
     self.status = ["inmigrate", "paused"] if incoming else ["running"]
-    self.pointer = (0, 0)
+    self.pointer, self.awake = (0, 0), False
     self.talk = socket.socket(socket.AF_UNIX)
     self.talk.connect(path)
 
@@ -117,11 +118,13 @@ class Monitor:
     if name == "input-send-event":
       at = {e["data"]["axis"]: e["data"]["value"] for e in arguments["events"] if e["type"] == "abs"}
       self.pointer = (at["x"] * 64 >> 15, at["y"] * 48 >> 15) if at else self.pointer
+      self.awake = bool(knobs.get("asleep"))
     if name == "screendump":
-      pixels = bytearray([knobs.get("color", 90)]) * (64 * 48 * 3)
+      color = 0 if knobs.get("asleep") and not self.awake else knobs.get("color", 90)
+      pixels = bytearray([color]) * (64 * 48 * 3)
       if not knobs.get("frozen"):
         place = 3 * (self.pointer[1] * 64 + self.pointer[0])
-        pixels[place : place + 3] = b"\x00\xff\x00" if knobs.get("color", 90) else b"\x00\x00\x00"
+        pixels[place : place + 3] = b"\x00\xff\x00" if color else b"\x00\x00\x00"
       pathlib.Path(arguments["filename"]).write_bytes(b"P6\n64 48\n255\n" + pixels)
     return {}
 

@@ -63,7 +63,7 @@ def do(what):
 class Rogue:
   def __init__(self, cfg):
     do(cfg.get("boot", ""))
-    self.cfg, self.unwrapped = cfg, self
+    self.cfg, self.unwrapped, self.black_screens = cfg, self, cfg.get("black_screens", False)
     self.observation_space = {"screenshot": types.SimpleNamespace(shape=SHAPE)}
     self.count, self.solved, self.frame = 0, False, ""
 

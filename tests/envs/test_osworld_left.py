@@ -1,6 +1,7 @@
 """What an agent leaves behind so that it cannot be looked at scores 0, with a note, and is no fault of the computer: else a try that goes
 badly could be had again by spoiling its own check."""
 
+import dataclasses
 import importlib.util
 import pathlib
 import re
@@ -14,7 +15,7 @@ import pytest
 from envs import guest as guest_lib
 from envs.errors import CheckerFailed
 from envs.guest import CommandTimeout, Guest, GuestFault
-from tests.envs.test_osworld_env import DONE, DOWNLOAD, VM_FILE, check_of, desktop, play, task_of, world  # noqa: F401 - fixtures
+from tests.envs.test_osworld_env import DONE, DOWNLOAD, VM_FILE, check_of, desktop, foreign, play, task_of, world  # noqa: F401 - fixtures
 
 SERVER = pathlib.Path(__file__).parents[2] / "tools/desktop/overlay/usr/lib/practice/guest_server.py"
 RULE = {"type": "rule", "rules": {"expected": "x"}}
@@ -60,6 +61,18 @@ def test_a_program_of_the_agent_that_does_not_end_is_a_fail_unless_the_guest_was
     play(env, task_of(evaluator), DONE)
 
 
+def test_more_than_anybody_looks_at_is_a_fail_for_a_getter_of_theirs_too(world, foreign, monkeypatch):  # noqa: F811
+  env = world()
+  env.checker = foreign
+  env.hand = dataclasses.replace(env.hand, metrics=frozenset({"loud"}), getters=frozenset({"home"}))
+
+  def much(self, *args):
+    raise guest_lib.TooMuch("answered with more than 5 bytes")
+
+  less = lambda: monkeypatch.setattr(Guest, "file", much)
+  assert "more than 5 bytes" in told(env, check_of("loud", {"type": "home"}, RULE), less)
+
+
 # -- the server that answers in our guests, on this machine
 
 
@@ -94,6 +107,23 @@ def test_a_file_comes_in_parts_and_one_that_may_not_be_read_is_none(server, tmp_
 
   monkeypatch.setattr(module.pathlib.Path, "open", refused)  # the tests' user may be root, who reads everything
   assert guest.file(str(tmp_path / "a.bin")) is None
+
+
+def test_a_folder_that_may_not_be_read_is_said_in_its_place(server, tmp_path, monkeypatch):
+  """It was an answer of 500, and that an infra error. As the benchmark's server has it: {"error": ...} among the others."""
+  module, guest = server
+  for name in ("open", "shut"):
+    (tmp_path / name).mkdir()
+  list_it = module.pathlib.Path.iterdir
+
+  def iterdir(self):
+    if self.name == "shut":
+      raise PermissionError(13, "Permission denied")
+    return list_it(self)
+
+  monkeypatch.setattr(module.pathlib.Path, "iterdir", iterdir)
+  children = guest.list_directory(str(tmp_path))["children"]
+  assert children == [{"type": "directory", "name": "open", "children": []}, {"error": "[Errno 13] Permission denied"}]
 
 
 def test_a_request_that_makes_no_sense_is_answered(server):

@@ -1,10 +1,12 @@
-"""What an agent does to its machine: shuts it down, keeps it busy for longer than a step may take."""
+"""What an agent does to its machine: shuts it down, switches its screen off, keeps it busy for longer than a step may take."""
 
 import time
 
+import numpy as np
 import pytest
 
 from core.schema import SUCCESS
+from envs.errors import BlackFrame
 from envs.guest import GuestLost
 from envs.vm import PoweredOff
 from tests.envs.test_osworld_env import DONE, EDIT, OPENED, desktop, task_of, world  # noqa: F401 - two are fixtures
@@ -57,3 +59,16 @@ def test_an_action_of_too_many_calls_is_cut_short_and_the_episode_goes_on(world)
   assert time.monotonic() - began < 30 and not (terminated or truncated)
   assert "cut_short" in info["notes"] and not [one for one in env.machine.acted if one[0] == "move"]
   assert "cut_short" not in env.step("pyautogui.moveTo(3, 4)")[4]["notes"] and env.machine.acted[-1] == ("move", (3, 4))
+
+
+def test_a_screen_that_the_agent_switched_off_is_what_it_sees_and_no_start(world, monkeypatch):  # noqa: F811
+  env = world()
+  env.reset(options={"task": task_of(EDIT, OPENED)})
+  black = np.zeros((48, 64, 3), np.uint8)
+  monkeypatch.setattr(env.machine, "settle", lambda seconds=None: (black, True))
+  env.step("Action: type(content='three')")
+  obs, _, terminated, truncated, info = env.step("Action: hotkey(key='ctrl s')")
+  assert info["notes"] == {"black": True} and not obs["screenshot"].any() and not (terminated or truncated)
+  assert env.step(DONE)[4]["rewards"] == {SUCCESS: 1.0}  # what it left is looked at as ever
+  with pytest.raises(BlackFrame, match="after the setup steps"):
+    env.reset(options={"task": task_of(EDIT, OPENED)})

@@ -209,7 +209,7 @@ CLICK = Action("click", {"point": (10, 12)}, {}, "desktop")
     (lambda vm, m: vm.told(status=["paused"]), qemu.VmPaused, "'paused', wanted 'running'"),
     (lambda vm, m: vm.told(reset=True), qemu.VmRestarted, "reboot from inside"),  # it runs, but what stands there is another state
     (lambda vm, m: vm.told(status=["guest-panicked"]), qemu.VmPanicked, "it printed last: starting . kernel panic"),
-    (lambda vm, m: vm.told(color=0), BlackFrame, "every pixel"),
+    (lambda vm, m: vm.told(color=0, mute=True), BlackFrame, "every pixel of the machine's screen is black, and its server is no better"),
     (lambda vm, m: vm.told(status=["shutdown"]), qemu.PoweredOff, "shut down"),
   ],
 )
@@ -229,6 +229,30 @@ def test_a_machine_that_breaks_in_a_step_says_how_and_comes_back(vm, break_it, e
   assert not [p for p, start in before if processes.alive(p, start)]
   machine.act(CLICK)
   assert machine.settle()[0][12, 10].tolist() == [0, 255, 0]
+
+
+def test_a_screen_that_an_agent_switched_off_is_no_fault(vm):
+  """xset dpms force off: a moved pointer switches it on. xrandr --off: it stays black, whatever is done, and the guest is well."""
+  machine = vm()
+  machine.act(CLICK)
+  vm.told(asleep=True)
+  frame, rested = machine.settle()
+  assert rested and frame[0, 0].tolist() == [90, 90, 90] and frame[12, 10].tolist() == [0, 255, 0]  # and the pointer is where it was
+  vm.told(color=0)
+  for _ in range(qemu.STILL + 2):  # so often nothing has changed
+    machine.act(CLICK)
+    frame, rested = machine.settle()
+    assert rested and not frame.any()
+  vm.told()
+  assert machine.settle()[0].any()
+
+
+def test_a_black_screen_is_no_start(vm, tmp_path):
+  machine = vm()
+  machine.workshop = tmp_path
+  vm.told(color=0)
+  with pytest.raises(BlackFrame, match="no episode may begin there"):
+    machine.save()
 
 
 def test_a_folder_for_temporary_files_may_have_a_long_path(vm, tmp_path, monkeypatch):

@@ -180,6 +180,18 @@ def test_a_worker_has_no_jax_and_dies_with_nobody_but_its_trainer(spoken):
   assert os.getsid(spoken.remote.pid) == os.getpgid(spoken.remote.pid) == spoken.remote.pid
 
 
+def test_a_black_screen_is_a_fault_unless_the_environment_sees_to_that_itself(spoken):
+  task = rogue.task(frame="frame black")
+  said = spoken.ask("reset", token=5, seed=None, task=task)
+  assert said["error"] == "BlackFrame" and said["infra"]
+  assert spoken.ask("step", token=5, text="a", act=1)["error"] == "StaleToken"  # such an episode never began
+  other = Spoken(config={"black_screens": True})
+  try:
+    assert other.ask("reset", token=1, seed=None, task=task)["result"]["info"] == {"notes": {"seed": None}}
+  finally:
+    other.backend.close()
+
+
 def test_a_worker_with_a_simulated_phone_has_no_jax():
   worker = Spoken("sim", "sim/phone", sim.defaults().to_dict())
   try:

@@ -278,3 +278,18 @@ def test_pyautogui_in_the_guest_does_what_it_is_told(machine):
   assert ran.output == f"(123, 456) {machine.size}\n", ran.error
   machine.settle()
   assert machine.guest.file(path).decode() == "a<b> {c|d} \u00e9\n"
+
+
+def test_a_screen_that_is_switched_off_comes_back_and_one_without_output_stays_black(machine):
+  seen = machine.settle()[0]
+  machine.guest.execute("DISPLAY=:0 xset dpms force off", True)
+  time.sleep(1.0)
+  assert not machine.screenshot().any() and differing(machine.settle()[0], seen) < 0.01
+  machine.guest.execute("DISPLAY=:0 xrandr --output $(xrandr | awk '/ connected/{print $1}') --off", True)
+  assert not machine.settle()[0].any()
+
+
+def test_a_folder_that_nobody_may_read_is_said_in_its_place(machine):
+  machine.guest.execute("mkdir -p ~/Documents/shut && chmod 000 ~/Documents/shut", True)
+  below = {c.get("name", c.get("error", "")[:40]) for c in machine.guest.list_directory(f"{HOME}/Documents")["children"]}
+  assert any("Permission denied" in name or "Errno 13" in name for name in below)
