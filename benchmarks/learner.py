@@ -1,6 +1,6 @@
 """The learner on this machine's CPU, as ratios within one run: packing, TRL beside it, saving, and a second start.
 
-  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=4] [--repeats=2]
+  python -m benchmarks.learner [--parts=share,trl,save,start,compiles] [--episodes=4] [--repeats=3]
 
   share   useful tokens of packed rows on long episodes: prompt 600, 2 to 15 turns of a screenshot (2,691 tokens) and 150 written
   trl     the same episodes with all lengths / 32 through TRL's GRPOTrainer (its loss, its padding, its optimiser; no generation) and
@@ -348,5 +348,5 @@ if __name__ == "__main__":
   flags.DEFINE_list("parts", ["share", "trl", "save", "start", "compiles"], "What is measured.")
   flags.DEFINE_integer("episodes", 4, "Episodes a step.", lower_bound=2)
   flags.DEFINE_integer("scale", 32, "What the long episodes' lengths are divided by.", lower_bound=1)
-  flags.DEFINE_integer("repeats", 2, "Steps of each, interleaved; the best counts.", lower_bound=1)
+  flags.DEFINE_integer("repeats", 3, "Steps of each, interleaved; the best counts: first ones get memory from the kernel.", lower_bound=1)
   app.run(main)
